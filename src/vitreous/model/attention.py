@@ -1,0 +1,77 @@
+"""Multi-head self-attention, in the form that is faster where it runs."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.config import ViTConfig
+from vitreous.model.positions import rotate
+
+
+def make_norm(config: ViTConfig, width: int) -> nn.Module:
+    """The configured norm over the last dimension."""
+    return (nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm)(width, eps=config.norm_eps)
+
+
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)), equations 5-6: q, k (B, h, N, d) -> (B, h, N, N), each row summing to 1."""
+    scale = q.shape[-1] ** -0.5
+    return ((q * scale).contiguous() @ k.contiguous().transpose(-2, -1)).softmax(dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Equations 5-7 for all heads at once, (B, h, N, d) -> (B, h, N, d), fused or as two matrix products."""
+    if products_are_faster(q):
+        return attention_weights(q, k) @ v.contiguous()
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def products_are_faster(q: Tensor) -> bool:
+    """Whether two matrix products beat `scaled_dot_product_attention` for q (B, h, N, d).
+
+    Milliseconds for forward and backward on two cores with avx512_bf16, torch 2.13 (`benchmarks/attention.py`):
+
+        B, h, N, d          float32: fused, products     bfloat16: fused, products
+        128, 2, 49, 32                  8.1      4.4                18.6       2.9
+        128, 8, 65, 32                 53.0     41.6               105.6      17.4
+        32, 6, 197, 64                 58.7     64.4                71.9      31.6
+        64, 4, 256, 64                139.1    211.8               123.8      56.5
+        2, 12, 577, 64                 54.4     55.2                61.6      30.0
+
+    Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
+    """
+    N = q.shape[-2]
+    return q.device.type == "cpu" and N <= (1024 if q.dtype == torch.bfloat16 else 128)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (equations 5-8): tokens (B, N, D) -> (B, N, D).
+
+    Queries, keys and values come from one linear map, D -> 3 D; the heads' outputs go through another, D -> D.
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
+        self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
+        self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
+        self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        heads = attend(*self.split(x, rotary))  # (B, h, N, d)
+        return self.proj(heads.transpose(1, 2).flatten(2))  # (B, N, D)
+
+    def weights(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The weights that `forward` gives each token for these tokens: (B, N, D) -> (B, h, N, N)."""
+        q, k, _ = self.split(x, rotary)
+        return attention_weights(q, k)
+
+    def split(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of each head, each (B, h, N, d)."""
+        B, N, D = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        return q, k.to(q.dtype), v.to(q.dtype)

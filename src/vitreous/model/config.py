@@ -1,0 +1,153 @@
+"""What a Vision Transformer is made of: `ViTConfig`, the one schema of a model."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from vitreous.model.sizes import size
+
+# (rows, columns); one number means a square
+Pair = Annotated[
+    tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)
+]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ViTConfig(BaseModel):
+    """Every choice of a model, checked when made: a bad one raises ValueError.
+
+    The defaults are ViT-B/16 of the paper. `ViTConfig(size="S/16", num_classes=3)` starts from a named size.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    image_size: Pair = (224, 224)
+    """Height and width, in pixels."""
+    patch_size: Pair = (16, 16)
+    """Height and width of a patch, in pixels."""
+    channels: PositiveInt = 3
+    """Colour channels of an image: 1 gray, 3 RGB."""
+    num_classes: PositiveInt = 1000
+
+    dim: PositiveInt = 768
+    """Width D of a token."""
+    depth: PositiveInt = 12
+    """Number of blocks L."""
+    heads: PositiveInt = 12
+    """Attention heads h of each block; each is D / h wide."""
+    mlp_ratio: PositiveFloat = 4.0
+    """Hidden width of a block's MLP, in multiples of D."""
+
+    patch_embedding: Literal["linear", "conv", "conv_stem"] = "conv"
+    """`linear` on flattened patches; `conv`, the same map as a strided convolution; `conv_stem`, overlapping 3 x 3
+    convolutions, which learn from few images (Xiao et al. 2021; Hassani et al. 2021)."""
+    stem_channels: tuple[PositiveInt, ...] = ()
+    """`conv_stem`: channels between its convolutions. The last of them have stride 2, as many as the patch size
+    asks for: patch size 4 with (32, 64) is 3x3 /1, 3x3 /2, 3x3 /2."""
+    positions: Literal["learned", "sincos", "sincos_learned", "sincos2d", "rope"] = "learned"
+    """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started there and trained; `sincos2d`, fixed,
+    half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""
+    pool: Literal["cls", "mean", "attention"] = "cls"
+    """What the head reads: the class token, the mean of the patch tokens, or their learned weighted mean
+    (sequence pooling, Hassani et al. 2021)."""
+    head_hidden: NonNegativeInt = 0
+    """Width of the head's hidden tanh layer; 0: a linear head."""
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_eps: PositiveFloat = 1e-6
+    qk_norm: bool = False
+    """Normalise each head's queries and keys (Dehghani et al. 2023)."""
+    layer_scale: PositiveFloat | None = None
+    """Start value of a learned factor for each channel of a block's output (Touvron et al. 2021)."""
+    registers: NonNegativeInt = 0
+    """Extra learned tokens that nothing reads (Darcet et al. 2024)."""
+    bias: bool = True
+    """Biases of the linear maps in the blocks."""
+    zero_init: bool = False
+    """Start both output projections of each block at zero, so that the blocks start as the identity."""
+
+    dropout: Rate = 0.0
+    """After the positions and after every linear map but q, k and v (paper, appendix B.1)."""
+    drop_path: Rate = 0.0
+    """Stochastic depth: share of images that skip the last block; rises linearly from 0 at the first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_size(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "size" in fields:
+            fields = dict(fields)
+            return size(str(fields.pop("size"))) | fields
+        return fields
+
+    @model_validator(mode="after")
+    def _check(self) -> "ViTConfig":
+        for side, patch in zip(self.image_size, self.patch_size, strict=True):
+            if side % patch:
+                fits = [s for s in (side // patch * patch, side // patch * patch + patch) if s]
+                raise ValueError(
+                    f"image size {side} is not divisible by patch size {patch}: use {' or '.join(map(str, fits))}"
+                )
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} is not divisible by heads {self.heads}: each head is dim / heads wide")
+        if self.positions == "rope" and self.head_dim % 4:
+            raise ValueError(
+                f"rotary positions need a head width divisible by 4, not {self.head_dim} (dim {self.dim} / heads "
+                f"{self.heads}): a pair for each row and column frequency"
+            )
+        if self.positions == "sincos2d" and self.dim % 4:
+            raise ValueError(f"sincos2d positions need dim divisible by 4, not {self.dim}")
+        if self.positions in ("sincos", "sincos_learned") and self.dim % 2:
+            raise ValueError(f"{self.positions} positions need an even dim, not {self.dim}")
+        if self.patch_embedding == "conv_stem":
+            self._check_stem()
+        elif self.stem_channels:
+            raise ValueError(
+                f"stem_channels {self.stem_channels} need patch_embedding=conv_stem, not {self.patch_embedding}"
+            )
+        if round(self.dim * self.mlp_ratio) < 1:
+            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
+        return self
+
+    def _check_stem(self) -> None:
+        for patch in self.patch_size:
+            if patch & (patch - 1):
+                raise ValueError(f"conv_stem needs a patch size that is a power of two, not {patch}")
+        halvings = max(self.patch_size).bit_length() - 1
+        if len(self.stem_channels) + 1 < halvings:
+            raise ValueError(
+                f"conv_stem has {len(self.stem_channels) + 1} convolutions, but patch size {max(self.patch_size)} "
+                f"needs {halvings} of stride 2: give {halvings - 1} or more stem_channels"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: class token and registers."""
+        return (self.pool == "cls") + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """Length N of the sequence that the blocks see."""
+        return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Width d of an attention head."""
+        return self.dim // self.heads
+
+    @property
+    def mlp_dim(self) -> int:
+        """Hidden width of a block's MLP."""
+        return round(self.dim * self.mlp_ratio)

@@ -1,0 +1,58 @@
+"""Image to tokens, (B, C, H, W) -> (B, N, D): the patch embedding E of equation 1, and an overlapping form of it."""
+
+from torch import Tensor, nn
+
+from vitreous.model.config import ViTConfig
+
+
+class LinearPatches(nn.Module):
+    """Cut the image into patches, flatten each in the order channel, row, column, and map it linearly."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.proj = nn.Linear(config.channels * config.patch_size[0] * config.patch_size[1], config.dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        B, C, H, W = images.shape
+        P, Q = self.patch_size
+        patches = images.view(B, C, H // P, P, W // Q, Q).permute(0, 2, 4, 1, 3, 5)  # (B, rows, columns, C, P, Q)
+        return self.proj(patches.reshape(B, H // P * (W // Q), C * P * Q))
+
+
+class ConvPatches(nn.Module):
+    """The same map as `LinearPatches`: a convolution whose stride is its kernel size sees each patch once."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.proj = nn.Conv2d(config.channels, config.dim, config.patch_size, stride=config.patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)
+
+
+class ConvStem(nn.Module):
+    """3 x 3 convolutions with batch norm and GELU between them; the last ones have stride 2.
+
+    Its tokens overlap and know edges and translation from the start, which a linear map has to learn from data.
+    Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        channels = [config.channels, *config.stem_channels, config.dim]
+        layers: list[nn.Module] = []
+        for i in range(1, len(channels)):
+            left = len(channels) - 1 - i  # convolutions still to come
+            stride = tuple(2 if left < patch.bit_length() - 1 else 1 for patch in config.patch_size)
+            last = left == 0
+            layers.append(nn.Conv2d(channels[i - 1], channels[i], 3, stride, padding=1, bias=last))
+            if not last:
+                layers += [nn.BatchNorm2d(channels[i]), nn.GELU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images).flatten(2).transpose(1, 2)
+
+
+PATCH_EMBEDDINGS = {"linear": LinearPatches, "conv": ConvPatches, "conv_stem": ConvStem}

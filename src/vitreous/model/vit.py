@@ -1,0 +1,245 @@
+"""The Vision Transformer: patches -> tokens -> blocks -> pool -> head.
+
+Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv 2010.11929; the equations are its own.
+B batch, C channels, H W pixels, N tokens, D width, h heads, d head width, K classes, L blocks.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model.attention import Attention, make_norm
+from vitreous.model.config import ViTConfig
+from vitreous.model.patches import PATCH_EMBEDDINGS
+from vitreous.model.positions import rotary_table, sincos_1d, sincos_2d
+
+
+class MLP(nn.Module):
+    """Two linear maps with a GELU between them, each followed by dropout: (B, N, D) -> (B, N, D)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.bias)
+        self.act = nn.GELU()
+        self.drop1 = nn.Dropout(config.dropout)
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.bias)
+        self.drop2 = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): in training, drop the branch for a share `rate` of the images."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.rate
+        return x * (keep / (1 - self.rate)).to(x.dtype)
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel (Touvron et al. 2021)."""
+
+    def __init__(self, dim: int, start: float):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Equations 2 and 3: z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z'. Tokens (B, N, D) -> (B, N, D)."""
+
+    def __init__(self, config: ViTConfig, drop_path: float):
+        super().__init__()
+
+        def scale() -> nn.Module:
+            return nn.Identity() if config.layer_scale is None else LayerScale(config.dim, config.layer_scale)
+
+        self.norm1 = make_norm(config, config.dim)
+        self.attention = Attention(config)
+        self.drop = nn.Dropout(config.dropout)
+        self.scale1 = scale()
+        self.norm2 = make_norm(config, config.dim)
+        self.mlp = MLP(config)
+        self.scale2 = scale()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        x = x + self.drop_path(self.scale1(self.drop(self.attention(self.norm1(x), rotary))))
+        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x))))
+
+
+class Pool(nn.Module):
+    """Tokens (B, N, D) -> the vector that the head reads, (B, D)."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.kind = config.pool
+        self.prefix = config.prefix
+        if self.kind == "attention":
+            self.score = nn.Linear(config.dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "cls":
+            return x[:, 0]
+        patches = x[:, self.prefix :]
+        if self.kind == "mean":
+            return patches.mean(dim=1)
+        weights = self.score(patches).softmax(dim=1)  # (B, N, 1)
+        return (weights.transpose(1, 2) @ patches.to(weights.dtype)).squeeze(1)
+
+
+class Trace(NamedTuple):
+    """One pass, looked into: what `ViT.trace` returns."""
+
+    blocks: list[Tensor]
+    """Output of each block, L times (B, N, D)."""
+    attention: list[Tensor]
+    """Attention weights of each block, L times (B, h, N, N)."""
+    logits: Tensor
+    """(B, K)."""
+
+
+class ViT(nn.Module):
+    """A Vision Transformer: images (B, C, H, W), normalised -> logits (B, K).
+
+    The sequence is [class token if pooled by it, registers, patches by row]. Started as the paper's code starts it
+    (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding
+    LeCun normal, block matrices Xavier uniform, biases 0, head 0.
+    """
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        self.patches = PATCH_EMBEDDINGS[config.patch_embedding](config)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.pool == "cls" else None
+        self.registers = nn.Parameter(torch.zeros(1, config.registers, config.dim)) if config.registers else None
+        self._make_positions()
+        self.drop = nn.Dropout(config.dropout)
+        last = max(config.depth - 1, 1)
+        self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
+        self.norm = make_norm(config, config.dim)
+        self.pool = Pool(config)
+        self._start()
+        self.reset_head(config.num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.pool(self.forward_features(images)))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The tokens after the last block and the final norm: (B, C, H, W) -> (B, N, D)."""
+        x = self.embed(images)
+        for block in self.blocks:
+            x = block(x, self.rotary)
+        return self.norm(x)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Equation 1: z0 = [x_class; x_1 E; ...; x_N E] + E_pos. (B, C, H, W) -> (B, N, D)."""
+        self._check_images(images)
+        x = self.patches(images).to(self.norm.weight.dtype)  # under autocast too, the residuals keep full precision
+        prefix = [] if self.class_token is None else [self.class_token]  # (1, 1, D)
+        if self.positions is not None:
+            x = x + self.positions[:, len(prefix) :]
+            prefix = [token + self.positions[:, :1] for token in prefix]
+        if self.registers is not None:  # they stand nowhere
+            prefix.append(self.registers)
+        return self.drop(torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1))
+
+    @property
+    def rotary(self) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines for the blocks' queries and keys, each (N, d / 2), or None."""
+        return (self.rotary_cos, self.rotary_sin) if self.config.positions == "rope" else None
+
+    @torch.no_grad()
+    def trace(self, images: Tensor) -> Trace:
+        """The same pass with each block's output and attention weights kept; the plain pass pays nothing for it."""
+        x = self.embed(images)
+        blocks, attention = [], []
+        for block in self.blocks:
+            attention.append(block.attention.weights(block.norm1(x), self.rotary))
+            x = block(x, self.rotary)
+            blocks.append(x)
+        return Trace(blocks, attention, self.head(self.pool(self.norm(x))))
+
+    def reset_head(self, num_classes: int) -> None:
+        """Replace the head by a fresh one of `num_classes` outputs, which answers 0 for all of them."""
+        config = ViTConfig.model_validate(self.config.model_dump() | {"num_classes": num_classes})
+        device = next(self.parameters()).device
+        self.config = config
+        last = nn.Linear(config.head_hidden or config.dim, num_classes, device=device)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        if config.head_hidden:
+            hidden = nn.Linear(config.dim, config.head_hidden, device=device)
+            _lecun_normal(hidden)
+            self.head = nn.Sequential(hidden, nn.Tanh(), last)
+        else:
+            self.head = last
+
+    def _make_positions(self) -> None:
+        """`positions`, added to class token and patches, (1, N - registers, D) or None; or rotary tables."""
+        config = self.config
+        length = config.tokens - config.registers
+        tables = {
+            "learned": lambda: torch.randn(length, config.dim) * 0.02,
+            "sincos": lambda: sincos_1d(length, config.dim),
+            "sincos_learned": lambda: sincos_1d(length, config.dim),
+            "sincos2d": lambda: torch.cat(
+                [torch.zeros(length - math.prod(config.grid), config.dim), sincos_2d(config.grid, config.dim)]
+            ),
+        }
+        if config.positions == "rope":
+            self.positions = None
+            cos, sin = rotary_table(config.grid, config.head_dim, config.prefix)
+            self.register_buffer("rotary_cos", cos, persistent=False)
+            self.register_buffer("rotary_sin", sin, persistent=False)
+        elif config.positions in ("learned", "sincos_learned"):
+            self.positions = nn.Parameter(tables[config.positions]()[None])
+        else:
+            self.register_buffer("positions", tables[config.positions]()[None], persistent=False)
+
+    def _start(self) -> None:
+        for module in self.patches.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                _lecun_normal(module)
+        for block in self.blocks:
+            linears = [block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2]
+            for linear in linears:
+                D_out = self.config.dim if linear is block.attention.qkv else linear.weight.shape[0]  # q, k, v apart
+                bound = math.sqrt(6 / (linear.weight.shape[1] + D_out))
+                nn.init.uniform_(linear.weight, -bound, bound)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+            if self.config.zero_init:
+                nn.init.zeros_(block.attention.proj.weight)
+                nn.init.zeros_(block.mlp.fc2.weight)
+        if self.registers is not None:
+            nn.init.normal_(self.registers, std=0.02)
+        if self.config.pool == "attention":
+            nn.init.zeros_(self.pool.score.weight)
+            nn.init.zeros_(self.pool.score.bias)
+
+    def _check_images(self, images: Tensor) -> None:
+        expected = (self.config.channels, *self.config.image_size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            raise ValueError(
+                f"images of shape {tuple(images.shape)}: this model reads (B, {', '.join(map(str, expected))})"
+            )
+
+
+def _lecun_normal(module: nn.Linear | nn.Conv2d) -> None:
+    """Normal(0, 1 / fan in), cut at two standard deviations; bias 0."""
+    std = module.weight[0].numel() ** -0.5
+    nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
