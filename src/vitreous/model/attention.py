@@ -74,4 +74,4 @@ class Attention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        return q, k.to(q.dtype), v.to(q.dtype)
+        return q.to(v.dtype), k.to(v.dtype), v  # under autocast a norm may answer in float32

@@ -28,7 +28,7 @@ class ViTConfig(BaseModel):
     The defaults are ViT-B/16 of the paper. `ViTConfig(size="S/16", num_classes=3)` starts from a named size.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     image_size: Pair = (224, 224)
     """Height and width, in pixels."""

@@ -20,6 +20,6 @@ SIZES = {
 def size(name: str) -> dict:
     """The `ViTConfig` fields of a size, `B` or with its patch size `B/16`. Raises ValueError for any other name."""
     letters, slash, patch = name.partition("/")
-    if letters not in SIZES or (slash and not (patch.isdigit() and int(patch) > 0)):
+    if letters not in SIZES or (slash and not (patch.isdecimal() and int(patch) > 0)):
         raise ValueError(f"unknown model size '{name}': use one of {', '.join(SIZES)}, with a patch size: B/16")
     return SIZES[letters] | ({"patch_size": int(patch)} if slash else {})

@@ -174,13 +174,13 @@ class ViT(nn.Module):
     def reset_head(self, num_classes: int) -> None:
         """Replace the head by a fresh one of `num_classes` outputs, which answers 0 for all of them."""
         config = ViTConfig.model_validate(self.config.model_dump() | {"num_classes": num_classes})
-        device = next(self.parameters()).device
+        like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
         self.config = config
-        last = nn.Linear(config.head_hidden or config.dim, num_classes, device=device)
+        last = nn.Linear(config.head_hidden or config.dim, num_classes, **like)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         if config.head_hidden:
-            hidden = nn.Linear(config.dim, config.head_hidden, device=device)
+            hidden = nn.Linear(config.dim, config.head_hidden, **like)
             _lecun_normal(hidden)
             self.head = nn.Sequential(hidden, nn.Tanh(), last)
         else:
@@ -238,8 +238,8 @@ class ViT(nn.Module):
 
 
 def _lecun_normal(module: nn.Linear | nn.Conv2d) -> None:
-    """Normal(0, 1 / fan in), cut at two standard deviations; bias 0."""
-    std = module.weight[0].numel() ** -0.5
+    """Normal, cut at two standard deviations, of variance 1 / fan in; bias 0."""
+    std = module.weight[0].numel() ** -0.5 / 0.87962566  # what the cut leaves of a standard deviation of 1
     nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
     if module.bias is not None:
         nn.init.zeros_(module.bias)

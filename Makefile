@@ -1,0 +1,35 @@
+# make digits: set up, and train a small ViT on real images.  make test: set up for development, and run the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: digits install test check bench clean
+
+digits: .venv/base
+	$(BIN)/vitreous train digits
+
+.venv: .venv/base
+
+.venv/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+install: .venv/dev
+
+.venv/dev: .venv/base
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[track,dev]"
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest -m "not slow and not gpu and not network"
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: install
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/peers.py
+
+clean:
+	rm -rf .venv

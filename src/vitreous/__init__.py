@@ -1,0 +1,42 @@
+"""Vitreous: train Vision Transformers from scratch on the images you have, and see through them.
+
+The names below are imported when first used, so that `import vitreous` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitreous.data.images import ImageSet
+    from vitreous.data.sources import load as load_data
+    from vitreous.evaluate import evaluate
+    from vitreous.model.config import ViTConfig
+    from vitreous.model.vit import ViT
+    from vitreous.predict import predict
+    from vitreous.recipe import Recipe, read_recipe
+    from vitreous.train.run import train
+    from vitreous.weights.bundle import Bundle
+
+_HOMES = {
+    "load_data": ("vitreous.data.sources", "load"),
+    "ImageSet": ("vitreous.data.images", "ImageSet"),
+    "ViT": ("vitreous.model.vit", "ViT"),
+    "ViTConfig": ("vitreous.model.config", "ViTConfig"),
+    "Recipe": ("vitreous.recipe", "Recipe"),
+    "read_recipe": ("vitreous.recipe", "read_recipe"),
+    "train": ("vitreous.train.run", "train"),
+    "evaluate": ("vitreous.evaluate", "evaluate"),
+    "predict": ("vitreous.predict", "predict"),
+    "Bundle": ("vitreous.weights.bundle", "Bundle"),
+}
+
+__all__ = [
+    "Bundle", "ImageSet", "Recipe", "ViT", "ViTConfig", "evaluate", "load_data", "predict", "read_recipe", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

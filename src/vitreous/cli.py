@@ -1,0 +1,214 @@
+"""The command line. Every import that costs time stands inside the command that needs it, so `--help` is instant."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Train Vision Transformers from scratch on the images you have, and see through them.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, a bundle folder, or a shipped name.")]
+
+
+def main() -> None:
+    """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, FloatingPointError, ImportError, OSError) as error:
+        if os.environ.get("VITREOUS_DEBUG"):
+            raise
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"vitreous: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command(no_args_is_help=True)
+def train(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, parquet or idx "
+            "files. Left out where the recipe names its data or a run is resumed.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    device: Device = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Stop before training: recipe, data, first batch, time needed.")
+    ] = False,
+) -> None:
+    """Train a model on DATA to the end: validate, test, and leave a run folder."""
+    overrides = overrides or []
+    if data and "=" in data and not Path(data).exists():
+        data, overrides = None, [data, *overrides]
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    if resume and out is None:
+        raise ValueError("--resume needs the run folder: name it with --out")
+
+    from rich.console import Console
+
+    from vitreous.train.choose import choose_recipe
+    from vitreous.train.run import train as run_training
+
+    console = Console()
+    chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
+    if reason:
+        console.print(reason, highlight=False, markup=False)
+    run = run_training(
+        chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console
+    )
+    if run.results:
+        console.print(_results_table(run.results))
+        console.print(f"run folder: {run.folder}", highlight=False)
+    elif not dry_run:
+        sys.exit(130)
+
+
+@app.command(no_args_is_help=True)
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="Write results.json into this folder.")] = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
+    from rich.console import Console
+
+    from vitreous.evaluate import evaluate as judge
+    from vitreous.train.folder import write_json
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder with --out")
+    figures = judge(run, data, split=split, device=device, skip_broken=skip_broken)
+    Console().print(_results_table({split: figures}))
+    if out is not None:
+        write_json(out / "results.json", {split: figures})
+
+
+@app.command(no_args_is_help=True)
+def predict(
+    run: RunArgument,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")],
+    top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    device: Device = "auto",
+) -> None:
+    """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
+    from vitreous.predict import image_files, write_csv, write_json_lines, write_text
+    from vitreous.predict import predict as ask
+
+    if json_lines and csv_file:
+        raise ValueError("--json and --csv exclude each other: use one of them")
+    broken: list = []
+    answers = ask(run, image_files(images), top=top, batch_size=batch_size, device=device, broken=broken)
+    if csv_file:
+        write_csv(answers, csv_file)
+    else:
+        (write_json_lines if json_lines else write_text)(answers, sys.stdout)
+    for error in broken:
+        print(f"vitreous: {error}", file=sys.stderr)
+    if broken:
+        sys.exit(2)
+
+
+@app.command(no_args_is_help=True)
+def summary(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
+    channels: Annotated[int | None, typer.Option(min=1)] = None,
+    classes: Annotated[int | None, typer.Option(min=1)] = None,
+) -> None:
+    """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
+    from rich.console import Console
+
+    from vitreous.model.config import ViTConfig
+    from vitreous.model.sizes import SIZES
+    from vitreous.model.summary import render, summarise
+    from vitreous.recipe import read_recipe, recipe_names
+    from vitreous.weights.bundle import find_bundle, read_config
+
+    if model.partition("/")[0] in SIZES:
+        fields = {"size": model}
+    elif model in recipe_names() or Path(model).is_file():
+        fields = read_recipe(model).model.model_dump(exclude_unset=True)
+    else:
+        fields = read_config(find_bundle(model))[0].model_dump()
+    given = {"image_size": image_size, "channels": channels, "num_classes": classes}
+    fields |= {key: value for key, value in given.items() if value is not None}
+    Console().print(render(summarise(ViTConfig(**fields))))
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, as it is written.")] = None) -> None:
+    """List the shipped recipes, or show one."""
+    from vitreous.recipe import headline, recipe_file, recipe_names
+
+    if name is not None:
+        print(recipe_file(name).read_text(), end="")
+        return
+    for name in recipe_names():
+        print(f"{name:<16} {headline(name)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, devices, how fast it multiplies, combinations known not to work."""
+    from rich.console import Console
+
+    from vitreous.doctor import examine
+
+    examine(Console())
+
+
+def _results_table(results: dict) -> "Table":
+    from rich.table import Table
+
+    splits = {name: results[name] for name in ("train", "val", "test") if results.get(name)}
+    table = Table("", *splits)
+    rows = [
+        ("top-1", "top1"),
+        ("top-5", "top5"),
+        ("loss", "loss"),
+        ("precision, macro", "precision_macro"),
+        ("recall, macro", "recall_macro"),
+        ("F1, macro", "f1_macro"),
+        ("F1, micro", "f1_micro"),
+        ("images", "count"),
+    ]
+    for label, key in rows:
+        values = [figures[key] for figures in splits.values()]
+        if None not in values:
+            as_text = "{:,}" if key == "count" else "{:.4f}" if key == "loss" else "{:.2%}"
+            table.add_row(label, *(as_text.format(value) for value in values))
+    if "params" in results:
+        table.caption = (
+            f"{results['params']:,} parameters, epoch {results['best_epoch']} of {results['epochs']}, "
+            f"{results['train_seconds']:.0f} s, {results['images_per_second']:,.0f} images/s"
+        )
+    return table

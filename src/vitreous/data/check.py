@@ -1,0 +1,116 @@
+"""What is worth knowing about a set before training on it: copies, leaks, balance; and its summary."""
+
+import hashlib
+
+import numpy as np
+
+from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.loaders import Batches
+
+RARE = 10  # images: a class with fewer is worth a note
+UNBALANCED = 3  # times as many images in the largest class as in the smallest
+
+
+def check(
+    image_set: ImageSet,
+    train: Split | Batches,
+    val: Split | Batches | None = None,
+    test: Split | Batches | None = None,
+) -> list[str]:
+    """Findings about decoded splits, one line each. The splits that are given are read, no other."""
+    findings = _balance(
+        image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names))
+    )
+    if not isinstance(train.images, ArrayImages):
+        return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
+    hashes = _hashes(train.images)
+    findings += _copies(image_set.class_names, train, hashes)
+    for name, split in {"validation": val, "test": test}.items():
+        if split is not None and isinstance(split.images, ArrayImages):
+            findings += _leaks(name, split, train, hashes)
+    return findings
+
+
+def summary(
+    image_set: ImageSet,
+    train: Split | Batches,
+    val: Split | Batches | None = None,
+    test: Split | Batches | None = None,
+) -> dict:
+    """What `data.json` says of a set: counts of what is used, and a hash of the pixels and labels given."""
+    given = {"train": train, "val": val, "test": test}
+    used = image_set.splits | {name: split for name, split in given.items() if split is not None}
+    classes = len(image_set.class_names)
+    return {
+        "name": image_set.name,
+        "source": image_set.source,
+        "classes": list(image_set.class_names),
+        "counts": {name: len(split) for name, split in used.items()},
+        "per_class": {
+            name: np.bincount(split.labels, minlength=classes).tolist() for name, split in used.items()
+        },
+        "hash": {name: _digest(split) for name, split in given.items() if split is not None},
+    }
+
+
+def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
+    findings = []
+    most, least = counts.argmax(), counts.argmin()
+    if counts[most] > UNBALANCED * counts[least]:
+        findings.append(
+            f"classes are unbalanced: {counts[most]} training images of '{class_names[most]}', "
+            f"{counts[least]} of '{class_names[least]}'"
+        )
+    if len(rare := np.flatnonzero(counts < RARE)):
+        named = ", ".join(f"'{class_names[i]}' ({counts[i]})" for i in rare[:5])
+        more = ", ..." if len(rare) > 5 else ""
+        findings.append(f"{len(rare)} classes have fewer than {RARE} training images: {named}{more}")
+    return findings
+
+
+def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.ndarray) -> list[str]:
+    """Identical images within train, and those of them that carry different labels."""
+    _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+    original = first[which]  # (N,) the first row with the same pixels
+    copies = np.flatnonzero(original != np.arange(len(hashes)))
+    if not len(copies):
+        return []
+    describe, labels = train.images.describe, np.asarray(train.labels)
+    example = f"{describe(copies[0])} = {describe(original[copies[0]])}"
+    findings = [f"{len(copies)} training images are exact copies of others, such as {example}"]
+    conflicts = copies[labels[copies] != labels[original[copies]]]
+    if len(conflicts):
+        row, other = conflicts[0], original[conflicts[0]]
+        findings.append(
+            f"{len(conflicts)} of these copies carry another label, such as "
+            f"{describe(row)} ('{class_names[labels[row]]}') = "
+            f"{describe(other)} ('{class_names[labels[other]]}')"
+        )
+    return findings
+
+
+def _leaks(name: str, split: Split | Batches, train: Split | Batches, hashes: np.ndarray) -> list[str]:
+    theirs = _hashes(split.images)
+    leaked = np.flatnonzero(np.isin(theirs, hashes))
+    if not len(leaked):
+        return []
+    row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
+    example = f"{split.images.describe(leaked[0])} = {train.images.describe(row)}"
+    return [f"{len(leaked)} of {len(split)} {name} images are also in train, such as {example}"]
+
+
+def _hashes(images: ArrayImages) -> np.ndarray:
+    """64 bits of each image's pixels: uint64 (N,)."""
+    digests = [hashlib.blake2b(images.pixels[row].tobytes(), digest_size=8).digest() for row in images.rows]
+    return np.frombuffer(b"".join(digests), np.uint64)
+
+
+def _digest(split: Split | Batches) -> str:
+    """sha256 of all labels, and of all pixels where they are decoded."""
+    digest = hashlib.sha256(np.asarray(split.labels).tobytes())
+    if isinstance(split.images, ArrayImages):
+        for row in split.images.rows:
+            digest.update(split.images.pixels[row].tobytes())
+    else:
+        digest.update((split.images.key() or "").encode())
+    return digest.hexdigest()

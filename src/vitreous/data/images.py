@@ -1,0 +1,181 @@
+"""A labelled set of images and its splits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from vitreous.data.stores import (
+    ArrayImages,
+    BrokenImage,
+    DatasetImages,
+    FileImages,
+    Images,
+    as_pixels,
+    open_image,
+)
+
+__all__ = [
+    "ArrayImages",
+    "BrokenImage",
+    "DatasetImages",
+    "FileImages",
+    "ImageSet",
+    "Images",
+    "Split",
+    "as_pixels",
+    "match_labels",
+    "open_image",
+]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images with their labels, int64 (N,). Pixels are read only through `images`."""
+
+    images: Images
+    labels: np.ndarray
+
+    def __post_init__(self):
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images with {len(self.labels)} labels: one for each")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: np.ndarray) -> "Split":
+        return Split(self.images.take(rows), self.labels[rows])
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Training images, and validation and test images where there are any. Labels index `class_names`."""
+
+    name: str
+    source: str
+    class_names: tuple[str, ...]
+    train: Split
+    val: Split | None = None
+    test: Split | None = None
+    skip_broken: bool = False
+    """Leave out images that cannot be read; `decode` finds and reports them."""
+
+    def __post_init__(self):
+        if len(self.class_names) < 2:
+            raise ValueError(f"{self.source} has one class, {self.class_names}: at least two are needed")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError(f"{self.source}: class names {self.class_names} repeat: make them differ")
+        for name, split in self.splits.items():
+            if not len(split):
+                raise ValueError(f"{self.source}: {name} holds no images")
+            low, high, last = split.labels.min(), split.labels.max(), len(self.class_names) - 1
+            if low < 0 or high > last:
+                raise ValueError(f"{self.source}: {name} labels {low}..{high} are not within 0..{last}")
+            if len(unknown := np.setdiff1d(split.labels, self.train.labels)):
+                unknown = self.class_names[unknown[0]]
+                raise ValueError(f"{self.source}: {name} has class '{unknown}' that train lacks")
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits there are, by name."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}
+
+    @classmethod
+    def from_arrays(
+        cls, images, labels, *, test=None, val=None, class_names=None, name="arrays", source=None
+    ) -> "ImageSet":
+        """Make a set of arrays or tensors; val and test are pairs (images, labels).
+
+        images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in 0..1. labels: (N,), from 0.
+        """
+        train = _array_split("train", images, labels)
+        if class_names is None:
+            class_names = _numbered(train.labels)
+        others = {"val": val, "test": test}
+        others = {key: pair and _array_split(key, *pair) for key, pair in others.items()}
+        return cls(name, source or name, tuple(class_names), train, **others)
+
+    @classmethod
+    def from_dataset(cls, train, *, val=None, test=None, class_names=None, name="dataset") -> "ImageSet":
+        """Make a set of map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
+
+        Labels come from an attribute `targets` if there is one, else every item is read once. Class names come
+        from `train.classes` if it is there; where val or test have `classes`, names are matched.
+        """
+        split = Split(DatasetImages(train), _dataset_labels("train", train))
+        class_names = tuple(class_names or getattr(train, "classes", None) or _numbered(split.labels))
+        others = {"val": val, "test": test}
+        for key, dataset in others.items():
+            if dataset is not None:
+                labels = _dataset_labels(key, dataset)
+                if names := getattr(dataset, "classes", None):
+                    labels = match_labels([names[label] for label in labels], class_names, key)
+                others[key] = Split(DatasetImages(dataset), labels)
+        return cls(name, name, class_names, split, **others)
+
+    def with_validation(self, fraction: float, seed: int = 0) -> "ImageSet":
+        """Cut a stratified, seeded share of train off for validation, unless validation images are given.
+
+        A class with a single image stays in train whole.
+        """
+        if not 0 <= fraction < 1:
+            raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
+        if self.val is not None or fraction == 0:
+            return self
+        from sklearn.model_selection import train_test_split
+
+        labels = self.train.labels
+        counts = np.bincount(labels)
+        rows, single = np.flatnonzero(counts[labels] > 1), np.flatnonzero(counts[labels] == 1)
+        taken, classes = math.ceil(fraction * len(rows)), max(1, int((counts > 1).sum()))
+        if not classes <= taken <= len(rows) - classes:
+            least = math.ceil(1000 * classes / max(len(rows), 1)) / 1000
+            raise ValueError(
+                f"validation fraction {fraction} of {len(rows)} images does not leave one image of each of "
+                f"{classes} classes on both sides: use {least:g} to {1 - least:g}, or 0 for no validation"
+            )
+        kept, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=labels[rows])
+        kept = np.sort(np.concatenate([kept, single]))
+        return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
+
+
+def match_labels(
+    names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train"
+) -> np.ndarray:
+    """Rows of `class_names`, which are the owner's, for class names, int64 (N,); a name not there is an error."""
+    row_of = {name: row for row, name in enumerate(class_names)}
+    if unknown := sorted(set(names) - set(class_names)):
+        known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")
+        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}")
+    return np.array([row_of[name] for name in names], np.int64)
+
+
+def _numbered(labels: np.ndarray) -> tuple[str, ...]:
+    """Class names "0", "1", ... for labels that must then leave none out."""
+    present = np.unique(labels)
+    if not np.array_equal(present, np.arange(len(present))):
+        raise ValueError(f"train labels are {present[:10].tolist()}: count from 0, or give class_names")
+    return tuple(map(str, present))
+
+
+def _array_split(name: str, images, labels) -> Split:
+    return Split(ArrayImages(as_pixels(images)), _integers(name, labels))
+
+
+def _dataset_labels(name: str, dataset) -> np.ndarray:
+    labels = getattr(dataset, "targets", None)
+    if labels is None or len(labels) != len(dataset) or getattr(dataset, "target_transform", None):
+        if len(dataset) and not (isinstance(dataset[0], tuple | list) and len(dataset[0]) == 2):
+            raise ValueError(f"{name} items must be pairs (image, label), not {type(dataset[0]).__name__}")
+        labels = [dataset[row][1] for row in range(len(dataset))]
+    return _integers(name, labels)
+
+
+def _integers(name: str, labels) -> np.ndarray:
+    labels = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"{name} labels are {labels.dtype} {labels.shape}: give one integer an image")
+    return labels.astype(np.int64)

@@ -1,0 +1,255 @@
+"""Batches of a split: small sets live on the device as uint8, large ones stream through workers."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitreous.data.images import ArrayImages, BrokenImage, Images, Split
+from vitreous.preprocess import Preprocess
+
+log = logging.getLogger("vitreous")
+
+IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
+MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
+PART = 128  # images decoded at a time
+REPORTED = 20  # broken images that are logged one by one
+
+Progress = Callable[[int, int], None]  # gets images done and images in all
+
+
+def cache_folder() -> Path:
+    """Where decoded images are kept, to be deleted at will: `$VITREOUS_CACHE`, or ~/.cache/vitreous."""
+    return Path(os.environ.get("VITREOUS_CACHE") or Path.home() / ".cache" / "vitreous")
+
+
+class Batch(NamedTuple):
+    """rows: (B,) of the split, on the host. images: uint8 (B, C, H, W). labels: int64 (B,)."""
+
+    rows: Tensor
+    images: Tensor
+    labels: Tensor
+
+
+class Batches:
+    """The images of a split, decoded, fitted and handed out in batches on the device, in any order.
+
+    Up to `memory_budget` bytes of pixels lie on the device and batches are taken there; beyond it, `workers`
+    processes (0: this one) read them. Both give the same batches. With skip_broken, images that cannot be
+    read are left out; `images` and `labels` are those that remain, on the host.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        preprocess: Preprocess,
+        *,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        memory_budget: int = 4 << 30,
+        workers: int = 0,
+        skip_broken: bool = False,
+        progress: Progress | None = None,
+    ):
+        if batch_size < 1:
+            raise ValueError(f"batch size {batch_size} is less than 1")
+        split = decode(split, preprocess, cache=cache_folder(), skip_broken=skip_broken, progress=progress)
+        self.preprocess, self.batch_size, self.workers = preprocess, batch_size, workers
+        self.device = torch.device(device)
+        self.images, self.labels = split.images, torch.tensor(split.labels)
+        self._labels = self.labels.to(self.device)
+        self.resident = _bytes(self.images, preprocess) <= memory_budget
+        if self.resident:
+            self._pixels = torch.empty((len(split), *preprocess.shape), dtype=torch.uint8, device=self.device)
+            for rows in np.split(np.arange(len(split)), range(4096, len(split), 4096)):
+                self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def epoch(self, order: Tensor) -> Iterator[Batch]:
+        """Batches of the rows in `order`, the last one as large as what is left."""
+        order = order.cpu()
+        if len(order) and not 0 <= order.min() <= order.max() < len(self):
+            raise ValueError(f"rows {order.min()}..{order.max()} are not within 0..{len(self) - 1}")
+        return self._resident_epoch(order) if self.resident else self._streamed_epoch(order)
+
+    def _resident_epoch(self, order: Tensor) -> Iterator[Batch]:
+        on_device = order.to(self.device)
+        for start in range(0, len(order), self.batch_size):
+            rows = on_device[start : start + self.batch_size]
+            images, labels = self._pixels.index_select(0, rows), self._labels.index_select(0, rows)
+            yield Batch(order[start : start + self.batch_size], images, labels)
+
+    def _streamed_epoch(self, order: Tensor) -> Iterator[Batch]:
+        starts = range(0, len(order), self.batch_size)
+        loader = DataLoader(
+            _Reader(self.images, self.preprocess),
+            batch_size=None,  # the reader is given the rows of a whole batch
+            sampler=[order[start : start + self.batch_size].numpy() for start in starts],
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # the global one stays as it is, whichever way images come
+        )
+        for rows, images in zip(order.split(self.batch_size), loader, strict=False):
+            if isinstance(images, BrokenImage):
+                raise images
+            labels = self._labels.index_select(0, rows.to(self.device, non_blocking=True))
+            yield Batch(rows, images.to(self.device, non_blocking=True), labels)
+
+    def measured(self) -> Preprocess:
+        """The preprocessing with mean and std of these images, or of an even sample of very many."""
+        count = min(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
+        rows = np.linspace(0, len(self) - 1, count).astype(int)
+        settings = self.preprocess.model_dump(include={"interpolation", "fit"})
+        return Preprocess.measured(self.images.read(rows, self.preprocess), **settings)
+
+
+class _Reader(Dataset):
+    """Row numbers to pixels, in a worker. An error travels as a value, to keep its one line."""
+
+    def __init__(self, images: Images, preprocess: Preprocess):
+        self.images, self.preprocess = images, preprocess
+
+    def __getitem__(self, rows: np.ndarray) -> Tensor | BrokenImage:
+        try:
+            return torch.from_numpy(self.images.read(rows, self.preprocess))
+        except BrokenImage as error:
+            return error
+
+
+def decode(
+    split: Split,
+    preprocess: Preprocess,
+    *,
+    cache: Path | None = None,
+    skip_broken: bool = False,
+    progress: Progress | None = None,
+) -> Split:
+    """The split with its images decoded and fitted: uint8 (N, C, H, W), in memory or memory-mapped.
+
+    cache: a folder that keeps decoded images for the next time. Images that fit already are left as they are,
+    and so is a set that neither the disk nor 2 GiB of memory can hold: it is decoded whenever it is read.
+    Raises BrokenImage when images cannot be read; with skip_broken they are left out, with their labels.
+    """
+    images = split.images
+    if isinstance(images, ArrayImages) and images.shape == preprocess.shape:
+        return split
+    small = _bytes(images, preprocess) <= IN_MEMORY
+    rows, array, broken = np.arange(len(images)), None, {}
+    file = None if small and isinstance(images, ArrayImages) else _cache_file(cache, images, preprocess)
+    if file is not None:  # of the whole storage, so that training and validation images share it
+        rows, images = images.rows, images.whole()
+        array, broken = _cached(file, images, preprocess, progress)
+    elif small:
+        array = np.empty((len(images), *preprocess.shape), np.uint8)
+        broken = _decode_all(images, preprocess, array, progress)
+    else:
+        log.warning("%.1f GB of images are decoded whenever they are read", _bytes(images, preprocess) / 1e9)
+        if skip_broken:
+            broken = _decode_all(images, preprocess, None, progress)
+
+    alive = np.flatnonzero(~np.isin(rows, list(broken)))
+    _report([broken[row] for row in rows if row in broken], len(split), skip_broken)
+    if array is None:
+        return split.take(alive)
+    return Split(ArrayImages(array, origin=images).take(rows[alive]), split.labels[alive])
+
+
+def _bytes(images: Images, preprocess: Preprocess) -> int:
+    return len(images) * math.prod(preprocess.shape)
+
+
+def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> Path | None:
+    """Where all decoded images of a storage lie; None for a storage without identity or a disk without room."""
+    key = None if cache is None else images.key()
+    if key is None:
+        return None
+    shape = "x".join(map(str, preprocess.shape))
+    file = cache / f"{key}-{shape}-{preprocess.interpolation}-{preprocess.fit}.npy"
+    needed = _bytes(images.whole(), preprocess)
+    cache.mkdir(parents=True, exist_ok=True)
+    if not file.exists() and shutil.disk_usage(cache).free < 1.1 * needed:
+        log.warning("%s has no room for %.1f GB of decoded images", cache, needed / 1e9)
+        return None
+    return file
+
+
+def _cached(
+    file: Path, whole: Images, preprocess: Preprocess, progress: Progress | None
+) -> tuple[np.ndarray, dict[int, str]]:
+    """The decoded images in a file, made first if it is not there, and the messages of the broken ones."""
+    notes = file.with_suffix(".broken.json")
+    if not file.exists():
+        unfinished = file.with_name(f"{file.stem}.{os.getpid()}.unfinished")
+        try:
+            shape = (len(whole), *preprocess.shape)
+            array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
+            notes.write_text(json.dumps(_decode_all(whole, preprocess, array, progress)))
+            array.flush()
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    broken = {int(row): message for row, message in json.loads(notes.read_text()).items()}
+    return np.load(file, mmap_mode="r"), broken
+
+
+def _decode_all(
+    images: Images, preprocess: Preprocess, array: np.ndarray | None, progress: Progress | None
+) -> dict[int, str]:
+    """Read every image, into `array` where there is one. Returns the messages of broken ones, by row."""
+    broken: dict[int, str] = {}
+
+    def decode_part(start: int) -> int:
+        rows = range(start, min(start + PART, len(images)))
+        for row in rows:
+            try:
+                pixels = images.read([row], preprocess)[0]
+            except BrokenImage as error:
+                broken[row] = str(error)
+                continue
+            if array is not None:
+                array[row] = pixels
+        return len(rows)
+
+    done, starts = 0, list(range(0, len(images), PART))
+    report = progress or (lambda done, total: None)
+    for start in starts[:2]:  # the second one shows what an image costs
+        started = time.perf_counter()
+        done += decode_part(start)
+        report(done, len(images))
+    # Tiny images take their time in Python, where threads only wait for each other
+    threads = os.cpu_count() if (time.perf_counter() - started) / PART > 5e-4 else 1
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for part in as_completed([pool.submit(decode_part, start) for start in starts[2:]]):
+            done += part.result()
+            report(done, len(images))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return dict(sorted(broken.items()))
+
+
+def _report(broken: list[str], total: int, skip: bool) -> None:
+    """Log what could not be read; stop unless it may be skipped and something is left."""
+    if not broken:
+        return
+    for message in broken[:REPORTED]:
+        log.warning("cannot read %s", message)
+    if not skip:
+        more = f" (and {len(broken) - 1} more of {total} images)" if len(broken) > 1 else ""
+        raise BrokenImage(f"{broken[0]}{more}: repair or remove it, or set skip_broken")
+    if len(broken) == total:
+        raise BrokenImage(f"none of {total} images can be read; the first: {broken[0]}")
+    log.warning("left out %d of %d images that cannot be read", len(broken), total)

@@ -1,0 +1,103 @@
+"""The original files of MNIST (idx) and CIFAR (binary version, python version)."""
+
+import gzip
+import pickle
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.images import ImageSet
+
+
+def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
+    """The set whose original files lie in a folder, or one below it; None when there are none."""
+    for folder in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
+        for read in (_idx, _cifar_binary, _cifar_python):
+            if parts := read(folder):
+                train, test, class_names = parts
+                kwargs = {"class_names": class_names, "name": name, "source": source}
+                return ImageSet.from_arrays(*train, test=test, **kwargs)
+    return None
+
+
+def _idx(folder: Path):
+    """train-images-idx3-ubyte and its three fellows, gzip or not. Source: yann.lecun.com/exdb/mnist."""
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    files = [file for name in names for file in sorted(folder.glob(f"{name}-ubyte*"))[:1]]
+    if not files:
+        return None
+    if len(files) < 4:
+        raise ValueError(f"{folder} holds {len(files)} of the files {', '.join(names)}-ubyte: add the others")
+    images, labels, test_images, test_labels = map(_read_idx, files)
+    return (images, labels), (test_images, test_labels), None
+
+
+def _read_idx(file: Path) -> np.ndarray:
+    try:
+        content = file.read_bytes()
+        content = gzip.decompress(content) if file.suffix == ".gz" else content
+        zeros, kind, dims = int.from_bytes(content[:2]), content[2], content[3]
+        if zeros or kind != 8:  # 8: unsigned bytes
+            raise ValueError("its first bytes are not those of one")
+        shape = np.frombuffer(content, ">u4", dims, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape)
+    except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
+        raise ValueError(f"{file} is not an idx file of bytes, or a damaged one: {error}") from error
+
+
+def _cifar_binary(folder: Path):
+    """Rows of one label byte (CIFAR-100: two, coarse and fine) and 3,072 pixels: red, green, blue planes."""
+    if (folder / "test_batch.bin").exists():
+        train, test, head = sorted(folder.glob("data_batch_*.bin")), folder / "test_batch.bin", 1
+        names = folder / "batches.meta.txt"
+    elif (folder / "train.bin").exists():
+        train, test, head = [folder / "train.bin"], folder / "test.bin", 2
+        names = folder / "fine_label_names.txt"
+    else:
+        return None
+
+    def rows(*files: Path) -> tuple[np.ndarray, np.ndarray]:
+        content = np.concatenate([np.fromfile(file, np.uint8) for file in files])
+        if content.size % (head + 3072):
+            raise ValueError(f"{files[0]} is not whole rows of {head + 3072} bytes: fetch it again")
+        content = content.reshape(-1, head + 3072)
+        return content[:, head:].reshape(-1, 3, 32, 32), content[:, head - 1]
+
+    return rows(*train), rows(test), names.read_text().split() if names.exists() else None
+
+
+def _cifar_python(folder: Path):
+    """Pickled dictionaries: data, uint8 (N, 3072), and labels (CIFAR-100: fine_labels)."""
+    if (folder / "test_batch").exists():
+        train, test = sorted(folder.glob("data_batch_*")), folder / "test_batch"
+        meta, labels, names = folder / "batches.meta", b"labels", b"label_names"
+    elif (folder / "meta").exists() and (folder / "train").is_file():
+        train, test = [folder / "train"], folder / "test"
+        meta, labels, names = folder / "meta", b"fine_labels", b"fine_label_names"
+    else:
+        return None
+
+    def rows(*files: Path) -> tuple[np.ndarray, np.ndarray]:
+        batches = [_unpickle(file) for file in files]
+        pixels = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
+        return pixels, np.concatenate([batch[labels] for batch in batches])
+
+    return rows(*train), rows(test), [name.decode() for name in _unpickle(meta)[names]]
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Rebuilds plain values and numpy arrays, and refuses everything else that a pickle could call."""
+
+    def find_class(self, module: str, name: str):
+        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, which no data needs")
+        return super().find_class(module, name)
+
+
+def _unpickle(file: Path) -> dict:
+    with file.open("rb") as stream:
+        try:
+            return _ArraysOnly(stream, encoding="bytes").load()
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise ValueError(f"{file} is not an original CIFAR file: {error}: fetch it again") from error

@@ -1,0 +1,179 @@
+"""Image sets in parquet files, such as those of the Hugging Face Hub."""
+
+import io
+import json
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.stores import SAMPLE, Images, header_shape, identity
+
+log = logging.getLogger("vitreous")
+
+HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
+
+
+class ParquetImages(Images):
+    """Encoded images in a column of parquet files: plain bytes, or a struct with a field `bytes`."""
+
+    def __init__(self, files: Sequence[str | Path], column: str):
+        import pyarrow.parquet as pq
+
+        self.files, self.column = [str(file) for file in files], column
+        self.groups, counts = [], [0]  # (file, row group), and where each starts
+        for number, file in enumerate(self.files):
+            metadata = pq.read_metadata(file)
+            for group in range(metadata.num_row_groups):
+                self.groups.append((number, group))
+                counts.append(metadata.row_group(group).num_rows)
+        self.starts = np.cumsum(counts)
+        self._held, self._lock = {}, threading.Lock()
+        super().__init__(int(self.starts[-1]))
+
+    def key(self) -> str:
+        return identity(self.files, self.column)
+
+    def _encoded(self, row: int) -> io.BytesIO:
+        group = int(np.searchsorted(self.starts, row, side="right")) - 1
+        with self._lock:
+            if group not in self._held:
+                self._held[group] = self._read_group(*self.groups[group])
+                while len(self._held) > 1 and sum(held.nbytes for held in self._held.values()) > HELD_BYTES:
+                    del self._held[next(iter(self._held))]  # the oldest
+            column = self._held[group]
+        encoded = column[row - int(self.starts[group])].as_py()
+        if encoded is None:
+            raise ValueError(f"column '{self.column}' holds no bytes here")
+        return io.BytesIO(encoded)
+
+    def _read_group(self, file: int, group: int):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(self.files[file]) as parquet:
+            column = parquet.read_row_group(group, columns=[self.column])[self.column]
+        return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+
+    def _fit(self, row, preprocess):
+        with Image.open(self._encoded(row)) as image:
+            return preprocess.fit_image(image)
+
+    def _shape(self, row):
+        with Image.open(self._encoded(row)) as image:
+            return header_shape(image)
+
+    def _name(self, row):
+        file, _ = self.groups[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        first = self.starts[self.groups.index((file, 0))]
+        return f"{self.files[file]}: row {row - first}"
+
+    def _sample_rows(self):  # of one row group, as each costs a read
+        group = np.searchsorted(self.starts, self.rows, side="right")
+        return self.rows[group == group[0]][:SAMPLE]
+
+    def __getstate__(self):
+        return self.__dict__ | {"_held": {}, "_lock": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state | {"_lock": threading.Lock()})
+
+
+def read_parquet(root: Path, files: list[Path], name: str, source: str) -> ImageSet:
+    """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split."""
+    of_split: dict[str, list[Path]] = {}
+    for file in files:
+        of_split.setdefault(_split_of(file) if len(files) > 1 else "train", []).append(root / file)
+    if "train" not in of_split:
+        raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
+    if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:
+        raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
+
+    image, label, class_names = _columns(of_split["train"][0])
+    found = {}
+    for split, paths in of_split.items():
+        labels, names = _labels(paths, label), _columns(paths[0])[2]
+        if labels.dtype.kind == "i" and (labels < 0).all() and split != "train":
+            log.warning("%s: %s has no labels, all are negative: left out", source, split)
+        elif labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
+            raise ValueError(f"{source}: '{label}' of {split} needs an integer or a string in every row")
+        else:
+            found[split] = (paths, labels, names)
+
+    if class_names is None:
+        class_names = tuple(map(str, np.unique(found["train"][1])))
+    splits = {}
+    for split, (paths, labels, names) in found.items():
+        if names != class_names:
+            if names and not 0 <= labels.min() <= labels.max() < len(names):
+                raise ValueError(f"{source}: {split} labels {labels.min()}..{labels.max()} exceed {names}")
+            words = [names[i] if names else str(i) for i in labels]
+            labels = match_labels(words, class_names, f"{source}: {split}")
+        splits[split] = Split(ParquetImages(paths, image), labels.astype(np.int64))
+    return ImageSet(name, source, class_names, **splits)
+
+
+def _split_of(file: Path) -> str:
+    """train, val or test: the first such word in the name of the file, then of its folder; else train."""
+    words = re.split(r"[^a-z]+", f"{file.stem} {file.parent.name}".lower())
+    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+
+
+def _labels(files: list[Path], column: str) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = []
+    for file in files:
+        part = pq.read_table(file, columns=[column])[column]
+        if pa.types.is_dictionary(part.type):
+            part = part.cast(part.type.value_type)
+        parts.append(part.to_numpy())
+    return np.concatenate(parts)
+
+
+def _columns(file: Path) -> tuple[str, str, tuple[str, ...] | None]:
+    """Image column, label column, and class names where the file states them.
+
+    The metadata that the `datasets` library writes goes first; without it, the types of the columns tell.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{file} is not a parquet file, or a damaged one: {error}") from error
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features", {})
+
+    def stated(kind: str) -> list[str]:
+        return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
+
+    def holds_images(kind: pa.DataType) -> bool:
+        if pa.types.is_struct(kind):
+            return kind.get_field_index("bytes") >= 0
+        return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+    def holds_labels(kind: pa.DataType) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+    images = stated("Image") or [field.name for field in schema if holds_images(field.type)]
+    labels = stated("ClassLabel") or [field.name for field in schema if holds_labels(field.type)]
+    preferred = [name for name in LABEL_COLUMNS if name in labels] or labels
+    if len(images) != 1 or not preferred or (len(labels) > 1 and preferred[0] not in LABEL_COLUMNS):
+        raise ValueError(
+            f"{file} has image columns {images} and label columns {labels}: one of each is needed; of "
+            f"several label columns, one named {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
+        )
+    names = features.get(preferred[0], {}).get("names")
+    return images[0], preferred[0], tuple(names) if names else None

@@ -1,0 +1,150 @@
+"""Where image sets come from: `load` takes a name, a folder, a parquet file or a Hub repository."""
+
+import difflib
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.originals import read_originals
+from vitreous.data.parquet import SPLITS, read_parquet
+from vitreous.data.stores import FileImages
+
+log = logging.getLogger("vitreous")
+
+HUB = {
+    "mnist": "ylecun/mnist",
+    "fashion-mnist": "zalando-datasets/fashion_mnist",
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+
+
+def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
+    """Find a set of images. Files are decoded later, by `decode`.
+
+    source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` of the
+    Hub; a parquet file; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
+    folders with images, directly or under train, val and test. A `Path` is always a file or folder.
+    """
+    name = source if isinstance(source, str) else ""
+    path = Path(source).expanduser()
+    if name == "digits":
+        image_set = _digits()
+    elif name in HUB:
+        image_set = _from_path(_kept(name) or _download(HUB[name]), name, name)
+    elif name.startswith("hf:"):
+        image_set = _from_path(_download(name.removeprefix("hf:")), path.name, name)
+    elif source and path.exists():
+        image_set = _from_path(path, path.resolve().name.removesuffix(".parquet"), str(path.resolve()))
+    else:
+        known = ["digits", *HUB]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise ValueError(
+            f"'{source}' is no file or folder here and no known set: {hint}"
+            f"give a path, {', '.join(known)} or hf:owner/name"
+        )
+    return replace(image_set, skip_broken=skip_broken)
+
+
+def _from_path(path: Path, name: str, source: str) -> ImageSet:
+    """Recognise what a file or folder holds by the names in it."""
+    if path.is_file():
+        if path.suffix != ".parquet":
+            raise ValueError(f"{path} is not a parquet file: give one, or a folder of images")
+        return read_parquet(path.parent, [Path(path.name)], name, source)
+    found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet"))]
+    if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
+        return read_parquet(path, files, name, source)
+    return read_originals(path, name, source) or _folder(path, name, source)
+
+
+def _kept(name: str) -> Path | None:
+    """The user's own copy of a named set."""
+    root = os.environ.get("VITREOUS_DATA")
+    return Path(root, name) if root and Path(root, name).is_dir() else None
+
+
+def _digits() -> ImageSet:
+    """1,797 handwritten digits, 8x8 gray, from scikit-learn; every fifth, stratified, is the test split."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # levels 0..16 to 0..255
+    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, random_state=0, stratify=labels)
+    train, test = np.sort(train), np.sort(test)
+    test_pair = (pixels[test], labels[test])
+    return ImageSet.from_arrays(pixels[train], labels[train], test=test_pair, name="digits")
+
+
+def _download(repo: str) -> Path:
+    """Fetch the parquet files of a Hub dataset, once: owner/name, or owner/name/folder for a part of it."""
+    from huggingface_hub import snapshot_download
+
+    owner, _, rest = repo.partition("/")
+    name, _, folder = rest.partition("/")
+    if not owner or not name:
+        raise ValueError(f"'hf:{repo}' is not a Hub dataset: write hf:owner/name")
+    pattern = f"{folder}/*.parquet" if folder else "*.parquet"
+    try:
+        root = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=[pattern])
+    except Exception as error:  # from no network to no such repository
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"cannot download the dataset {repo} ({reason}): connect to the network, or put its files into a "
+            f"folder and give that, for a named set as $VITREOUS_DATA/<name>"
+        ) from error
+    return Path(root, folder)
+
+
+def _folder(root: Path, name: str, source: str) -> ImageSet:
+    """Class folders with images, directly or under train, val and test. Classes go by their sorted names."""
+    folders = {"train": root}
+    inside = _subfolders(root)
+    if "train" in inside and not _has_images(inside["train"]):  # else it is a class, as in CIFAR-100
+        folders = {SPLITS[key]: folder for key, folder in inside.items() if key in SPLITS}
+        if ignored := [key for key in inside if key not in SPLITS]:
+            log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
+    elif inside and set(inside) <= set(SPLITS):
+        raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
+
+    class_names, splits = tuple(_subfolders(folders["train"])), {}
+    if not class_names:
+        raise ValueError(f"{folders['train']} has no class folders: sort the images into <class>/ folders")
+    for split, folder in folders.items():
+        paths, words = [], []
+        for class_name, class_folder in _subfolders(folder).items():
+            files = _image_files(class_folder)
+            if not files and split == "train":
+                raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
+            paths += files
+            words += [class_name] * len(files)
+        if paths:
+            splits[split] = Split(FileImages(paths), match_labels(words, class_names, f"{source}: {split}"))
+    return ImageSet(name, source, class_names, **splits)
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    """By name, sorted; hidden ones and the litter of archives left out."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    return {name: folder / name for name in names if not name.startswith((".", "__"))}
+
+
+def _has_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
+
+
+def _image_files(folder: Path) -> list[str]:
+    """All images in a folder and below it, sorted; hidden ones left out."""
+    files = []
+    for root, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        visible = sorted(name for name in names if not name.startswith("."))
+        files += [f"{root}{os.sep}{name}" for name in visible if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+    return files

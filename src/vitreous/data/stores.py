@@ -1,0 +1,254 @@
+"""Where images lie: in an array, in files, in a dataset; all are read by `Images.read`."""
+
+import copy
+import hashlib
+import mmap
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from vitreous.preprocess import Preprocess, orientation
+
+SAMPLE = 64  # images whose headers tell channels and size
+
+
+class BrokenImage(ValueError):
+    """An image that cannot be read: says which one and why."""
+
+
+class Images(ABC):
+    """A collection of images that are read when asked for, and fitted to a model's size on the way.
+
+    `rows` says which images of the storage it shows, and in which order: `take` costs nothing.
+    """
+
+    def __init__(self, stored: int):
+        self.stored = stored
+        self.rows = np.arange(stored)
+
+    @abstractmethod
+    def key(self) -> str | None:
+        """Identity of the whole storage, to find its decoded copy again; None when there is no stable one."""
+
+    @abstractmethod
+    def _fit(self, row: int, preprocess: Preprocess) -> np.ndarray:
+        """One stored image as uint8 (C, H, W) of the model's size."""
+
+    @abstractmethod
+    def _shape(self, row: int) -> tuple[int, int, int]:
+        """(C, H, W) of one stored image, as cheaply as possible."""
+
+    @abstractmethod
+    def _name(self, row: int) -> str:
+        """Where one stored image lies, for messages."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: np.ndarray) -> "Images":
+        taken = copy.copy(self)
+        taken.rows = self.rows[rows]
+        return taken
+
+    def whole(self) -> "Images":
+        """All that is stored, in its own order."""
+        whole = copy.copy(self)
+        whole.rows = np.arange(self.stored)
+        return whole
+
+    def describe(self, row: int) -> str:
+        return self._name(int(self.rows[row]))
+
+    def read(self, rows: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+        """Read and fit some rows: uint8 (n, C, H, W). Raises BrokenImage for one that cannot be read."""
+        fitted = np.empty((len(rows), *preprocess.shape), np.uint8)
+        for i, row in enumerate(self.rows[rows]):
+            try:
+                fitted[i] = self._fit(int(row), preprocess)
+            except Exception as error:  # decoders raise nearly anything for a damaged file
+                raise BrokenImage(f"{self._name(int(row))}: {_reason(error)}") from error
+        return fitted
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int] | None:
+        """(C, H, W) if all images are alike, as far as a sample of their headers shows; else None."""
+        return self._sampled_shapes[0] if len(set(self._sampled_shapes)) == 1 else None
+
+    @cached_property
+    def channels(self) -> int:
+        return max(shape[0] for shape in self._sampled_shapes)
+
+    @cached_property
+    def _sampled_shapes(self) -> list[tuple[int, int, int]]:
+        shapes, rows = [], self._sample_rows()
+        for row in rows:
+            try:
+                shapes.append(self._shape(int(row)))
+            except Exception as error:  # decoding will report it
+                reason = f"{self._name(int(row))}: {_reason(error)}"
+        if not shapes:
+            raise BrokenImage(f"none of {len(rows)} images tried can be read, the last is {reason}")
+        return shapes
+
+    def _sample_rows(self) -> np.ndarray:
+        return self.rows[np.linspace(0, len(self) - 1, min(len(self), SAMPLE)).astype(int)]
+
+
+class ArrayImages(Images):
+    """Decoded images, uint8 (N, C, H, W), in memory or memory-mapped. origin: what they were decoded from."""
+
+    def __init__(self, pixels: np.ndarray, origin: Images | None = None):
+        super().__init__(len(pixels))
+        self.pixels, self.origin = pixels, origin
+
+    @property
+    def array(self) -> np.ndarray:
+        """uint8 (N, C, H, W) in the order of the rows; a copy only when that is not the storage's order."""
+        return self.pixels if np.array_equal(self.rows, np.arange(self.stored)) else self.pixels[self.rows]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.pixels.shape[1:]
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[1]
+
+    def key(self) -> str:
+        digest = hashlib.blake2b(repr(self.pixels.shape).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.pixels))
+        return digest.hexdigest()
+
+    def read(self, rows, preprocess):
+        if preprocess.shape == self.shape:
+            return self.pixels[self.rows[rows]]
+        return super().read(rows, preprocess)
+
+    def _fit(self, row, preprocess):
+        return preprocess.fit_array(self.pixels[row])
+
+    def _shape(self, row):
+        return self.shape
+
+    def _name(self, row):
+        return self.origin.describe(row) if self.origin is not None else f"row {row}"
+
+    def __getstate__(self):
+        state, pixels = self.__dict__ | {"origin": None}, self.pixels
+        if isinstance(pixels.base, mmap.mmap) and pixels.flags.c_contiguous:  # a worker maps the file again
+            state["pixels"] = (pixels.filename, pixels.dtype, "r", pixels.offset, pixels.shape)
+        return state
+
+    def __setstate__(self, state):
+        if isinstance(state["pixels"], tuple):
+            state["pixels"] = np.memmap(*state["pixels"])
+        self.__dict__.update(state)
+
+
+class FileImages(Images):
+    """Image files of any kind that Pillow reads."""
+
+    def __init__(self, paths: Sequence[str | Path]):
+        super().__init__(len(paths))
+        self.paths = [str(path) for path in paths]
+
+    def key(self) -> str:
+        return identity(self.paths)
+
+    def _fit(self, row, preprocess):
+        with Image.open(self.paths[row]) as image:
+            return preprocess.fit_image(image)
+
+    def _shape(self, row):
+        with Image.open(self.paths[row]) as image:
+            return header_shape(image)
+
+    def _name(self, row):
+        return self.paths[row]
+
+
+class DatasetImages(Images):
+    """Any dataset with `len` and `dataset[row]` giving (image, label): a picture, an array or a tensor."""
+
+    def __init__(self, dataset):
+        super().__init__(len(dataset))
+        self.dataset = dataset
+
+    def key(self) -> None:
+        return None
+
+    def _image(self, row: int) -> Image.Image | np.ndarray:
+        image = self.dataset[row][0]
+        return image if isinstance(image, Image.Image) else as_pixels(image[None])[0]
+
+    def _fit(self, row, preprocess):
+        image = self._image(row)
+        return preprocess.fit_image(image) if isinstance(image, Image.Image) else preprocess.fit_array(image)
+
+    def _shape(self, row):
+        image = self._image(row)
+        return header_shape(image) if isinstance(image, Image.Image) else image.shape
+
+    def _name(self, row):
+        return f"{type(self.dataset).__name__}: row {row}"
+
+
+def as_pixels(images) -> np.ndarray:
+    """Images of an array or tensor as uint8 (N, C, H, W).
+
+    Takes (N, H, W), (N, H, W, C) or (N, C, H, W), as uint8 or as floats in 0..1.
+    """
+    if isinstance(images, torch.Tensor):
+        images = images.detach().cpu()
+        images = (images.float() if images.is_floating_point() else images).numpy()
+    images = np.asanyarray(images)
+    if images.ndim == 3:
+        images = images[:, None]
+    if images.ndim != 4 or not images.size:
+        raise ValueError(f"images of shape {images.shape}: give (N, H, W), (N, H, W, C) or (N, C, H, W)")
+    first, last = images.shape[1], images.shape[3]
+    if first not in (1, 3) and (last in (1, 3) or last < first):
+        images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
+    if images.dtype == np.uint8:
+        return images
+    low, high = images.min(), images.max()
+    if not np.issubdtype(images.dtype, np.floating) or not (low >= 0 and high <= 1):
+        raise ValueError(f"images are {images.dtype} in {low}..{high}: give uint8, or floats in 0..1")
+    return np.rint(images * 255).astype(np.uint8)
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """A picture of a file, decoded. Raises BrokenImage."""
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except Exception as error:
+        raise BrokenImage(f"{path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "no picture of a kind that Pillow knows"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def header_shape(image: Image.Image) -> tuple[int, int, int]:
+    """(C, H, W) of a picture that need not be decoded yet."""
+    columns, rows = image.size if orientation(image) < 5 else image.size[::-1]
+    gray = image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I")
+    return (1 if gray else 3, rows, columns)
+
+
+def identity(paths: Sequence[str], *more: str) -> str:
+    """Changes when a file is added, removed, renamed or written."""
+    digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
+    for path in paths:
+        stat = Path(path).stat()
+        digest.update(f"{Path(path).absolute()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,49 @@
+"""Where to compute, and in which precision: chosen once, the same for training, evaluation and prediction."""
+
+import torch
+
+PRECISIONS = ("auto", "float32", "bf16")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """`auto`: the GPU if there is one, else the CPU. Raises ValueError for a device that is not there."""
+    available = ["cpu"]
+    if torch.cuda.is_available():
+        available.append("cuda")
+    if torch.backends.mps.is_available():
+        available.append("mps")
+    if name == "auto":
+        return torch.device(available[-1])
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in available:
+        raise ValueError(f"device '{name}' is not here: use {', '.join(available)} or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device '{name}' is not here: there are {torch.cuda.device_count()}, from cuda:0")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
+    if name not in PRECISIONS:
+        raise ValueError(f"unknown precision '{name}': use {', '.join(PRECISIONS)}")
+    if name != "auto":
+        return name
+    return "bf16" if has_fast_bf16(device) else "float32"
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 run on units of their own (avx512_bf16, AMX, tensor cores)."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        features = torch.cpu.get_capabilities()
+        return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
+    return False
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which a model computes in `precision`, `float32` or `bf16`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -1,0 +1,77 @@
+"""What this machine has, how fast it multiplies, and what is known not to work on it."""
+
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import psutil
+import torch
+from rich.console import Console
+
+from vitreous.device import has_fast_bf16, pick_device, pick_precision
+
+BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
+OPTIONAL = {"tensorboard": "track", "wandb": "track"}
+SIDE = 2048  # of the multiplied matrices
+
+
+def examine(console: Console) -> None:
+    """Print versions, devices, matrix-product rates and findings."""
+    console.print(f"Python {platform.pythoninstalled()}, {platform.platform()}", highlight=False)
+    console.print(", ".join(f"{name} {installed(name)}" for name in BASE), highlight=False)
+    for name, extra in OPTIONAL.items():
+        state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'
+        console.print(f"optional {name}: {state}", highlight=False, markup=False)
+    memory = psutil.virtual_memory()
+    console.print(
+        f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
+        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free",
+        highlight=False,
+    )
+    for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        device = torch.device(name)
+        rates = {dtype: matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+        label = torch.cuda.get_device_name(device) if name == "cuda" else name
+        console.print(
+            f"{label}: {rates[torch.float32]:,.0f} GFLOP/s in float32, {rates[torch.bfloat16]:,.0f} in bf16; "
+            f"precision auto is {pick_precision('auto', device)}",
+            highlight=False,
+        )
+    console.print(f"device auto is {pick_device().type}", highlight=False)
+    for finding in findings():
+        console.print(f"note: {finding}", highlight=False, markup=False)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """GFLOP/s of a product of two square matrices: the best of five."""
+    a = torch.randn(SIDE, SIDE, device=device).to(dtype)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        b = a @ a
+        b[0, 0].item()  # waits for the device
+        best = min(best, time.perf_counter() - start)
+    return 2 * SIDE**3 / best / 1e9
+
+
+def findings() -> list[str]:
+    """Combinations on this machine that are known not to work, or to be slow."""
+    found = []
+    if not has_fast_bf16(torch.device("cpu")) and not torch.cuda.is_available():
+        found.append("this processor has no fast bf16 and there is no GPU: training runs in float32")
+    if installed("torchvision"):
+        try:
+            import torchvision  # noqa: F401
+        except (RuntimeError, ImportError) as error:
+            found.append(f"torchvision does not import beside this torch ({error}); vitreous does not need it")
+    if torch.version.cuda and not torch.cuda.is_available():
+        found.append(f"torch is built for CUDA {torch.version.cuda} but sees no GPU: check the driver")
+    return found
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,80 @@
+"""Judge a trained model on a split: figures, and the logits they came from."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.loaders import Batches
+from vitreous.data.sources import load
+from vitreous.device import pick_device, pick_precision
+from vitreous.metrics import classification_metrics
+from vitreous.predict import split_logits
+from vitreous.recipe import read_recipe
+from vitreous.weights import Bundle, find_bundle
+
+
+def judge(
+    bundle: Bundle,
+    split: Split,
+    *,
+    device: torch.device,
+    precision: str,
+    memory_budget: float = 4.0,
+    workers: int = 2,
+    skip_broken: bool = False,
+) -> tuple[dict, Tensor, Tensor]:
+    """Figures of a bundle on a split, with the logits (N, K) and labels (N,) they came from."""
+    batches = Batches(
+        split,
+        bundle.preprocess,
+        batch_size=256,
+        device=device,
+        memory_budget=int(memory_budget * 2**30),
+        workers=workers,
+        skip_broken=skip_broken,
+    )
+    logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
+    return classification_metrics(logits, batches.labels), logits, batches.labels
+
+
+def evaluate(
+    run: Path | str | Bundle,
+    data: ImageSet | Path | str | None = None,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    precision: str = "auto",
+    skip_broken: bool = False,
+) -> dict:
+    """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
+
+    split: `test`, `val` or `train`; the run's own data is split as it was in training. Raises ValueError for a split that is not there, or a class the model lacks.
+    """
+    where = pick_device(device)
+    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    if data is None:
+        data = own_data(run)
+    image_set = data if isinstance(data, ImageSet) else load(data, skip_broken=skip_broken)
+    chosen = image_set.splits.get(split)
+    if chosen is None:
+        raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
+    if image_set.class_names != bundle.class_names:
+        names = [image_set.class_names[label] for label in chosen.labels]
+        labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
+        chosen = Split(chosen.images, labels)
+    figures, _, _ = judge(
+        bundle, chosen, device=where, precision=pick_precision(precision, where), skip_broken=skip_broken
+    )
+    return figures
+
+
+def own_data(run: Path | str | Bundle) -> ImageSet:
+    """The data a run was trained on, split as it was. Raises ValueError where that is not known."""
+    file = None if isinstance(run, Bundle) else Path(run) / "recipe.yaml"
+    options = read_recipe(str(file)).data if file is not None and file.is_file() else None
+    if options is None or options.source is None:
+        raise ValueError(f"{run} does not say what it was trained on: name the DATA to judge it on")
+    data = load(options.source, skip_broken=options.skip_broken)
+    return data.with_validation(options.val_fraction, options.split_seed)

@@ -1,0 +1,67 @@
+"""Every picture of a run. The only file that knows matplotlib; figures are made without its global state."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+TRAIN, VAL = "#4477aa", "#cc6677"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: Path) -> None:
+    """Loss and top-1 by epoch, training and validation, with the epoch whose weights were kept."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    epochs = [row["epoch"] for row in history]
+    marker = "o" if len(history) < 3 else None
+    for axes, key, label in zip(figure.subplots(1, 2), ("loss", "top1"), ("loss", "top-1"), strict=True):
+        axes.plot(epochs, [row[f"train_{key}"] for row in history], TRAIN, marker=marker, label="training, augmented")
+        if f"val_{key}" in history[0]:
+            axes.plot(epochs, [row[f"val_{key}"] for row in history], VAL, marker=marker, label="validation")
+        axes.axvline(best_epoch, color="gray", linestyle=":", label=f"kept: epoch {best_epoch}")
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path) -> None:
+    """counts (K, K), row the true class: each row as shares; numbers and names where there is room for them."""
+    K = len(class_names)
+    side = min(max(4.5, 0.5 * K + 2), 14)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(shown, ax=axes, label="share of the true class", shrink=0.8)
+    axes.set(xlabel="answered", ylabel="true")
+    if K <= 40:
+        axes.set_xticks(range(K), class_names, rotation=90 if max(map(len, class_names)) > 2 else 0)
+        axes.set_yticks(range(K), class_names)
+    if K <= 20:
+        for row, column in np.argwhere(counts > 0):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=color, fontsize=8)
+    _save(figure, path)
+
+
+def image_grid(images: np.ndarray, titles: Sequence[str], path: Path, columns: int = 8) -> None:
+    """images (B, C, H, W) in 0..1, with a title above each."""
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
+    for axes in figure.subplots(rows, columns, squeeze=False).flat:
+        axes.axis("off")
+    for axes, image, title in zip(figure.axes, images, titles, strict=False):
+        gray = image.shape[0] == 1
+        pixels = image[0] if gray else image[:3].transpose(1, 2, 0)
+        axes.imshow(pixels, cmap="gray" if gray else None, vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(title[:24], fontsize=7)
+    _save(figure, path)

@@ -1,0 +1,179 @@
+"""What happens to an image before the model sees it, defined once and saved with the weights.
+
+`fit_image` and `fit_array` run on the host and give uint8 pixels of the model's size;
+`normalise` runs on the device, on whole batches. Training, evaluation and serving all use these three.
+"""
+
+from functools import lru_cache
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, model_validator
+from torch import Tensor
+
+# (rows, columns); one number means a square
+Pair = Annotated[
+    tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)
+]
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+class Preprocess(BaseModel):
+    """Image size, how images are brought to it, and the statistics that normalise them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    image_size: Pair
+    """(rows, columns), in pixels; one number means a square."""
+    mean: tuple[float, ...]
+    """Of pixels scaled to 0..1, one value a channel; their number is the number of channels."""
+    std: tuple[float, ...]
+    """Standard deviation of the same."""
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
+    fit: Literal["crop", "squash"] = "crop"
+    """`crop` resizes the shorter side and cuts out the centre; `squash` ignores the aspect ratio."""
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> "Preprocess":
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(f"mean {self.mean} and std {self.std} must hold one value per channel each")
+        if not all(0 <= value <= 1 for value in self.mean):
+            raise ValueError(f"mean {self.mean} is not within 0..1: give it for pixels scaled to 0..1")
+        if not all(0 < value <= 1 for value in self.std):
+            raise ValueError(f"std {self.std} is not within 0..1, above 0: give it for pixels scaled to 0..1")
+        return self
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every fitted image."""
+        return (self.channels, *self.image_size)
+
+    @classmethod
+    def measured(cls, images: np.ndarray, **settings) -> "Preprocess":
+        """Take size, mean and std from images, uint8 (N, C, H, W); `settings` are the other fields."""
+        mean, std = channel_statistics(images)
+        return cls(mean=mean, std=std, **({"image_size": images.shape[2:]} | settings))
+
+    def fit_image(self, image: Image.Image) -> np.ndarray:
+        """Bring a picture to the model's size: uint8 (C, H, W)."""
+        if self.channels not in (1, 3):
+            raise ValueError(f"a picture has 1 or 3 channels, not {self.channels}: pass uint8 arrays instead")
+        pixels = np.asarray(self._resize(_plain(image, "L" if self.channels == 1 else "RGB")))
+        return np.ascontiguousarray(pixels.reshape(*self.image_size, -1).transpose(2, 0, 1))  # (C, H, W)
+
+    def fit_array(self, array: np.ndarray) -> np.ndarray:
+        """The same for decoded pixels, uint8 (C, H, W); returned as they are when they already fit."""
+        if array.dtype != np.uint8 or array.ndim != 3:
+            raise ValueError(f"expected uint8 pixels (C, H, W), got {array.dtype} {array.shape}")
+        if array.shape == self.shape:
+            return array
+        channels = array.shape[0]
+        if channels != self.channels and {channels, self.channels} != {1, 3}:
+            raise ValueError(f"the images have {channels} channels, the model takes {self.channels}")
+        if channels == 3:
+            return self.fit_image(Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0))))
+        planes = np.stack([np.asarray(self._resize(Image.fromarray(plane))) for plane in array])
+        return np.repeat(planes, 3, axis=0) if channels == 1 and self.channels == 3 else planes
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """(pixels - mean) / std, on the images' device. images: (B, C, H, W), uint8 or float in 0..1."""
+        if images.ndim != 4 or images.shape[1] != self.channels:
+            raise ValueError(f"expected images (B, {self.channels}, H, W), got {tuple(images.shape)}")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise ValueError(f"images must be uint8, or float in 0..1, not {images.dtype}")
+        affine = _affine.__wrapped__ if torch.compiler.is_compiling() else _affine  # a graph keeps its own
+        if images.dtype == torch.uint8:
+            scale, shift = affine(self.mean, self.std, 255, images.device)
+            return images.float().mul_(scale).add_(shift)
+        scale, shift = affine(self.mean, self.std, 1, images.device)
+        return images.float() * scale + shift
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        """Resample to the model's size, with antialiasing; untouched when the size already matches."""
+        rows, columns = self.image_size
+        width, height = image.size
+        if (width, height) == (columns, rows):
+            return image
+        box = (0, 0, width, height)
+        if self.fit == "crop":  # resize by the side that needs more, centre the window: all in one resampling
+            whole = (columns, max(rows, height * columns // width))
+            if width * rows > height * columns:
+                whole = (max(columns, width * rows // height), rows)
+            left, top = round((whole[0] - columns) / 2), round((whole[1] - rows) / 2)
+            across, down = width / whole[0], height / whole[1]
+            box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+        return image.resize((columns, rows), RESAMPLING[self.interpolation], box=box)
+
+
+@lru_cache
+def _affine(mean: tuple, std: tuple, peak: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scale and shift, (C, 1, 1) each, so that pixels * scale + shift is (pixels / peak - mean) / std.
+
+    Kept per device, because a copy to a GPU at every step would make the step wait.
+    """
+    with torch.inference_mode(False):  # so that gradients may pass, whoever asks first
+        mean, std = torch.tensor([mean, std], dtype=torch.float64)[..., None, None]
+        return (1 / (peak * std)).float().to(device), (-mean / std).float().to(device)
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Exact mean and std of pixels / 255 by channel, of uint8 (N, C, H, W). A constant channel gets std 1."""
+    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+        raise ValueError(f"expected uint8 images (N, C, H, W), got {images.dtype} {images.shape}")
+    counts = np.zeros((images.shape[1], 256), np.int64)
+    for start in range(0, len(images), 4096):
+        for channel, planes in enumerate(images[start : start + 4096].swapaxes(0, 1)):
+            counts[channel] += np.bincount(planes.ravel(), minlength=256)
+    share = counts / counts.sum(axis=1, keepdims=True)  # (C, 256)
+    levels = np.arange(256) / 255
+    mean = share @ levels
+    std = np.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
+    return tuple(mean.tolist()), tuple(np.where((counts > 0).sum(axis=1) == 1, 1.0, std).tolist())
+
+
+def _plain(image: Image.Image, mode: str) -> Image.Image:
+    """A picture of any kind as upright "L" or "RGB", transparency laid on white."""
+    image.load()
+    if orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        return Image.fromarray(_to_bytes(image)).convert(mode)
+    if image.has_transparency_data:
+        if image.mode == "La":
+            image = image.convert("LA")
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if image.mode not in ("1", "L"):
+        image = image.convert("RGB")
+    return image.convert(mode)
+
+
+def orientation(image: Image.Image) -> int:
+    """The camera's note on which way is up, 1 to 8: 1 is as stored, 5 and above swap rows and columns."""
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # damaged metadata; the pixels are read on their own
+        return 1
+
+
+def _to_bytes(image: Image.Image) -> np.ndarray:
+    """Levels of a deep gray picture as uint8: 16 bits, or floats in 0..1 or 0..255."""
+    levels = np.asarray(image).astype(np.float64)
+    low, high = levels.min(), levels.max()
+    peak = 65535 if image.mode.startswith("I;16") or (image.mode == "I" and high > 255) else 255
+    if image.mode == "F" and high <= 1:
+        peak = 1
+    if not (low >= 0 and high <= peak):  # also when not a number
+        raise ValueError(f"gray levels {low:g}..{high:g} are outside 0..{peak}: save it with 8 or 16 bits")
+    return np.rint(levels * (255 / peak)).astype(np.uint8)

@@ -1,0 +1,236 @@
+"""A recipe: everything that decides a training run, in one strict model that YAML files and `key=value` fill."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from vitreous.augment import Augment
+from vitreous.model.config import ViTConfig
+from vitreous.model.sizes import size
+
+RECIPES = Path(__file__).parent / "recipes"
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class DataOptions(Section):
+    """Which images, and how they are split and held."""
+
+    source: str | None = None
+    """What `vitreous train` is given as DATA: a name, a file or a folder."""
+    val_fraction: Fraction = 0.1
+    """Share of the training images held out for validation, stratified; ignored where the data has its own.
+    0: train on everything and keep the last step."""
+    split_seed: NonNegativeInt = 0
+    """Seed of that split: its own, so that runs of different `seed` are judged on the same images."""
+    fit: Literal["crop", "squash"] = "crop"
+    """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
+    skip_broken: bool = False
+    """Leave out files that cannot be read, each reported, instead of stopping."""
+    memory_budget: PositiveFloat = 4.0
+    """GiB of uint8 pixels up to which a split lives on the device; larger ones stream through workers."""
+    workers: NonNegativeInt = 2
+    """Processes that read a streamed set."""
+
+
+class OptimOptions(Section):
+    """How the weights are found."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for everything else."""
+    learning_rate: PositiveFloat = 1e-3
+    """AdamW's peak rate."""
+    weight_decay: NonNegativeFloat = 0.05
+    """AdamW's decoupled decay, of matrices only: norms, biases, tokens and positions have none."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    muon_learning_rate: PositiveFloat = 0.02
+    muon_weight_decay: NonNegativeFloat = 0.01
+    muon_momentum: Fraction = 0.95
+    batch_size: PositiveInt = 128
+    """Images a step, over all processes."""
+    accumulate: PositiveInt = 1
+    """Parts in which a batch is computed, one after the other, to save memory."""
+    schedule: Literal["cosine", "linear", "onecycle", "constant"] = "cosine"
+    """The rate after warm-up. `onecycle`: up to the peak over 30% of all steps and down to nothing, both by cosine;
+    it brings its own warm-up."""
+    warmup: Fraction = 0.05
+    """Share of all steps over which the rate rises linearly to its peak."""
+    final_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Where cosine and linear end, as a share of the peak."""
+    clip: PositiveFloat | None = 1.0
+    """Largest norm of the whole gradient."""
+    label_smoothing: Fraction = 0.0
+    ema: Fraction = 0.0
+    """Decay, a step, of the moving average of the weights that is evaluated and kept; 0: none."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "OptimOptions":
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate {self.accumulate} is larger than batch_size {self.batch_size}")
+        return self
+
+
+class Recipe(Section):
+    """One experiment. `read_recipe` makes it from a file; `resolve` fits it to the data it will see."""
+
+    epochs: PositiveInt = 30
+    """Passes over the training images."""
+    seed: NonNegativeInt = 0
+    """Of the start weights, the order of the images, the augmentation and dropout."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
+    patience: PositiveInt | None = None
+    """Stop after so many epochs without a better validation result."""
+    track: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Experiment trackers; `metrics.csv` is always written."""
+    model: ViTConfig = ViTConfig()
+    data: DataOptions = DataOptions()
+    augment: Augment = Augment()
+    optim: OptimOptions = OptimOptions()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if self.patience is not None and self.data.val_fraction == 0:
+            raise ValueError("patience needs a validation split: set data.val_fraction above 0 or patience=null")
+        return self
+
+    def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
+        """The recipe with what the data decides filled in, where it does not say so itself.
+
+        Raises ValueError when the recipe asks for another number of classes than the data has.
+        """
+        given = self.model.model_fields_set
+        if "num_classes" in given and self.model.num_classes != num_classes:
+            raise ValueError(
+                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
+            )
+        data = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
+        fields = {name: value for name, value in data.items() if name not in given}
+        model = self.model.model_dump(exclude_unset=True) | fields
+        return make_recipe(self.model_dump(exclude_unset=True) | {"model": model}, "recipe")
+
+    def dump(self) -> str:
+        """The whole recipe as YAML that `read_recipe` reads back to an equal one."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def recipe_file(name: str) -> Path:
+    """The file of a shipped recipe or of a path. Raises ValueError when there is none."""
+    if name in recipe_names():
+        return RECIPES / f"{name}.yaml"
+    if Path(name).is_file():
+        return Path(name)
+    raise ValueError(f"no recipe '{name}'{_nearest(name, recipe_names())}: use {', '.join(recipe_names())} or a file")
+
+
+def read_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """A recipe from a shipped name or a YAML file, with `section.key=value` overrides on top.
+
+    Raises ValueError, in one line, for a file that is no recipe, an unknown key or a bad value.
+    """
+    file = recipe_file(name)
+    try:
+        fields = yaml.safe_load(file.read_text()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file.name} is not a recipe: expected keys and values, found {type(fields).__name__}")
+    make_recipe(fields, file.name)  # the file's own errors carry the file's name
+    for override in overrides or []:
+        _apply(fields, override)
+    return make_recipe(fields, "command line") if overrides else make_recipe(fields, file.name)
+
+
+def make_recipe(fields: dict[str, Any], where: str) -> Recipe:
+    """Validate; on errors raise a ValueError of one line that starts with `where`."""
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def one_line(error: ValidationError) -> str:
+    """The first fault of a validation error: its key, what is wrong, and the nearest name for an unknown key."""
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith("function-"))
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{_nearest_key(key)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    value = fault.get("input")
+    if fault["type"] == "value_error":
+        return message
+    return f"{key} is {value!r}: {message[0].lower()}{message[1:]}"
+
+
+def keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """All keys of a recipe, dotted: `optim.learning_rate`."""
+    names = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += keys(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def _apply(fields: dict[str, Any], override: str) -> None:
+    """Set one `section.key=value`, the value read as YAML, in place."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"'{override}' is not key=value: write, for example, epochs=10 or optim.learning_rate=1e-3")
+    if key != "model.size" and key not in keys():
+        raise ValueError(f"unknown key '{key}'{_nearest_key(key)}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{key}: '{text}' is not a valid value") from error
+    *path, last = key.split(".")
+    for part in path:
+        fields = fields.setdefault(part, {})
+    if key == "model.size":
+        fields.update(size(str(value)))
+    else:
+        fields[last] = value
+
+
+def _nearest_key(key: str) -> str:
+    """A hint: the nearest name in the same section, else the same name in another one."""
+    section, _, name = key.rpartition(".")
+    siblings = [k.rpartition(".")[2] for k in [*keys(), "model.size"] if k.rpartition(".")[0] == section]
+    hint = _nearest(name, siblings)
+    return hint or _nearest(key, keys()) or _nearest_last(name)
+
+
+def _nearest_last(name: str) -> str:
+    for key in keys():
+        if key.rpartition(".")[2] == name:
+            return f"; did you mean '{key}'?"
+    return "; `vitreous recipes` lists all keys"
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""

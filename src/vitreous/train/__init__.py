@@ -1,0 +1,1 @@
+"""Training. Read `loop.py` first."""

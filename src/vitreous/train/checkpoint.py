@@ -1,0 +1,35 @@
+"""Everything that a run needs to go on as if it had never stopped, in one file that is whole or not there."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write tensors and plain values with the state of the random generators; atomic and flushed to the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = content | {"random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}}
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY)  # the rename, too, survives a power cut
+    os.fsync(folder)
+    os.close(folder)
+
+
+def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote and put the random generators back. Raises ValueError for a damaged file."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        random = content.pop("random")
+    except Exception as error:  # torch.load raises a different type for each way in which a file can be broken
+        raise ValueError(f"{path} is damaged ({type(error).__name__}): remove it to start the run again") from error
+    torch.set_rng_state(random["cpu"])
+    if device.type == "cuda" and len(random["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(random["cuda"])
+    return content

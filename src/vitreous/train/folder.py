@@ -1,0 +1,95 @@
+"""The run folder: where a run's files go, and the small ones among them."""
+
+import csv
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitreous.doctor import BASE, installed
+from vitreous.recipe import Recipe, read_recipe
+
+FIRST_BATCH = Path("plots/first_batch.png")
+DRY_RUN = {Path("plots"), FIRST_BATCH}
+
+
+def free_folder(name: str) -> Path:
+    """The next free `runs/<name>`: digits, digits-2, digits-3, ..."""
+    number = 1
+    while (folder := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def claim(folder: Path, resume: bool) -> None:
+    """Make sure that nothing in `folder` would be lost, or raise ValueError."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name another run folder with --out")
+    is_run = (folder / "recipe.yaml").is_file()
+    if resume:
+        if not is_run:
+            raise ValueError(f"there is no run in {folder} to resume: leave out --resume or name its folder with --out")
+        if (folder / "results.json").exists():
+            raise ValueError(f"the run in {folder} is finished: start another one with --out")
+    elif is_run:
+        raise ValueError(f"{folder} already holds a run: go on with it by --resume, or name another folder with --out")
+    elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*")} - DRY_RUN:
+        raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
+
+
+def check_same_recipe(recipe: Recipe, folder: Path) -> None:
+    """A resumed run goes on by its own recipe: raises ValueError that names the first difference."""
+    wanted, saved = flat(recipe.model_dump(mode="json")), flat(
+        read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")
+    )
+    for key, value in wanted.items():
+        if saved.get(key) != value:
+            raise ValueError(
+                f"{folder} was started with {key}={saved.get(key)}, not {value}: resume it as it was, or start "
+                "another run with --out"
+            )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Indented, and whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def environment(device: torch.device, precision: str) -> dict[str, Any]:
+    """Versions, hardware and the command: what someone needs to know to get the same figures."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "packages": {name: installed(name) for name in BASE},
+        "platform": platform.platform(),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": precision,
+    }
+
+
+def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields under dotted keys; values that are no plain scalar as text."""
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return values

@@ -1,0 +1,223 @@
+"""The training loop. One step: fetch -> augment -> normalise -> model -> loss -> backward -> clip -> step -> average."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.augment import augment, draw, mix
+from vitreous.data.loaders import Batches
+from vitreous.device import autocast
+from vitreous.predict import split_logits
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import Recipe
+from vitreous.train.engine import Engine
+from vitreous.train.optim import Average, rate_factor, set_rates
+
+CHECKPOINT_SECONDS = 60
+
+
+@dataclass
+class State:
+    """Where a run stands: with weights, optimisers and random generators, all that a checkpoint keeps."""
+
+    epoch: int = 0
+    """Passes completed."""
+    step: int = 0
+    """Steps done of the pass under way, with their `loss` (sum over images), `hits` and `images`."""
+    loss: float = 0.0
+    hits: float = 0.0
+    images: int = 0
+    train_seconds: float = 0.0
+    """In training steps, over the whole run."""
+    total_seconds: float = 0.0
+    """In training steps, validation and checkpoints."""
+    best_epoch: int = 0
+    """From 1, the one whose weights are kept; 0: none yet."""
+    best: tuple[float, float] = (-1.0, 0.0)
+    """Validation accuracy and minus the loss of the best epoch: higher is better."""
+    history: list[dict[str, float]] = field(default_factory=list)
+    """One row an epoch: the columns of `metrics.csv`."""
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self) | {"best": list(self.best)}
+
+    @staticmethod
+    def from_plain(values: dict[str, Any]) -> "State":
+        return State(**values | {"best": tuple(values["best"])})
+
+
+@dataclass
+class Hooks:
+    """What the loop calls; each does nothing unless given."""
+
+    on_step: Callable[[State, Tensor], None] = lambda state, loss: None
+    """After each step: the state and the batch's loss, still on the device."""
+    report: Callable[[State, float], None] = lambda state, loss: None
+    """After a step, at most twice a second: the state and the mean loss of the pass so far."""
+    on_epoch: Callable[[dict[str, float]], None] = lambda row: None
+    """After each pass: its row of `metrics.csv`."""
+    save: Callable[[], None] = lambda: None
+    """Write a checkpoint."""
+    keep: Callable[[nn.Module], None] = lambda model: None
+    """Keep these weights as the run's model."""
+    stop_requested: Callable[[], bool] = lambda: False
+    """Asked after each step; the loop saves and returns when true."""
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """Whole batches in a pass; a set smaller than one batch is one step."""
+    return max(images // batch_size, 1)
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
+    """The order of the training images in a pass: (images,) row numbers, a function of seed and epoch alone."""
+    return torch.from_numpy(np.random.default_rng((seed, epoch, 1)).permutation(images))
+
+
+def augment_batch(
+    images: Tensor, labels: Tensor, draws: Tensor, recipe: Recipe, preprocess: Preprocess, epoch: int, progress: float
+) -> tuple[Tensor, Tensor]:
+    """uint8 images (B, C, H, W) and labels (B,) -> augmented images in 0..1, and labels or soft targets (B, K).
+
+    draws: these images' rows of the table of `augment.draw`. progress: share of the training done.
+    """
+    fill = torch.tensor(preprocess.mean, device=images.device)
+    images = augment(images.float() / 255, draws, recipe.augment, epoch, fill)
+    return mix(images, labels, recipe.model.num_classes, draws, recipe.augment, progress)
+
+
+def train_loop(
+    *,
+    model: nn.Module,
+    average: Average | None,
+    optimizers: list,
+    train: Batches,
+    val: Batches | None,
+    recipe: Recipe,
+    preprocess: Preprocess,
+    precision: str,
+    engine: Engine,
+    state: State,
+    hooks: Hooks,
+) -> bool:
+    """Train from `state` to the end of the recipe. Returns False when interrupted, with everything saved.
+
+    Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
+    generator. Raises FloatingPointError, naming the step, when the loss stops being a number.
+    """
+    optim, B = recipe.optim, recipe.optim.batch_size
+    steps = steps_per_epoch(len(train), B)
+    seen = min(steps * B, len(train))  # images a pass
+    totals = torch.tensor([state.loss, state.hits], dtype=torch.float64, device=engine.device)
+    last_save = last_report = time.monotonic()
+
+    while state.epoch < recipe.epochs and not _out_of_patience(state, recipe):
+        model.train()
+        order = epoch_order(len(train), recipe.seed, state.epoch)[:seen]
+        draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)
+        mine = order[state.step * B :][engine.rank :: engine.processes]
+        started = time.monotonic()
+
+        for rows, images, labels in train.epoch(mine):
+            done = state.epoch * steps + state.step
+            images, targets = augment_batch(
+                images, labels, draws[rows], recipe, preprocess, state.epoch, done / (recipe.epochs * steps)
+            )
+            images = preprocess.normalise(images)
+
+            parts = list(zip(images.chunk(optim.accumulate), targets.chunk(optim.accumulate), strict=True))
+            for i, (part, target) in enumerate(parts):
+                with engine.gradients(model, last=i == len(parts) - 1):
+                    with autocast(engine.device, precision):
+                        logits = model(part).float()  # (B, K)
+                    loss = F.cross_entropy(logits, target, label_smoothing=optim.label_smoothing)
+                    engine.backward(loss * len(part) / len(images))
+                with torch.no_grad():
+                    best_guess = target if target.ndim == 1 else target.argmax(dim=1)
+                    hits = (logits.argmax(dim=1) == best_guess).sum()
+                    totals += torch.stack([loss.detach().double() * len(part), hits.double()])
+
+            if optim.clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+            set_rates(optimizers, rate_factor(optim, done, recipe.epochs * steps))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            if average is not None:
+                average.update(engine.unwrap(model), done)
+
+            state.step += 1
+            state.images += len(images) * engine.processes
+            hooks.on_step(state, loss.detach())
+            now = time.monotonic()
+            if now - last_report > 0.5 or state.step == steps:  # reading the loss waits for the device
+                last_report = now
+                mean_loss = totals[0].item() / (state.images / engine.processes)
+                if not np.isfinite(mean_loss):
+                    raise FloatingPointError(
+                        f"the loss is {mean_loss} at step {state.step} of epoch {state.epoch + 1}: lower "
+                        "optim.learning_rate or set optim.clip"
+                    )
+                hooks.report(state, mean_loss)
+            stop = hooks.stop_requested()
+            if (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps:
+                last_save, started = now, _add_time(state, started)
+                state.loss, state.hits = totals.tolist()
+                hooks.save()
+                if stop:
+                    return False
+
+        trained, _ = engine.sum(totals) / state.images, _add_time(state, started)
+        started = time.monotonic()
+        row = {
+            "epoch": state.epoch + 1,
+            "train_loss": trained[0].item(),
+            "train_top1": trained[1].item(),
+            "learning_rate": optimizers[0].param_groups[0]["lr"],
+        }
+        judged = engine.unwrap(model) if average is None else average.module
+        if val is not None:
+            logits = split_logits(judged, val, preprocess, precision)
+            row["val_loss"] = F.cross_entropy(logits, val.labels).item()
+            row["val_top1"] = (logits.argmax(dim=1) == val.labels).double().mean().item()
+            if (row["val_top1"], -row["val_loss"]) > state.best:
+                state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
+                hooks.keep(judged)
+        state.total_seconds += time.monotonic() - started
+        row["images_per_second"] = (state.epoch + 1) * seen / state.train_seconds
+        row["seconds"] = state.total_seconds
+        state.history.append(row)
+        state.epoch, state.step, state.images = state.epoch + 1, 0, 0
+        totals.zero_()
+        state.loss = state.hits = 0.0
+        hooks.on_epoch(row)
+
+        stop, over = hooks.stop_requested(), state.epoch == recipe.epochs
+        if stop or over or time.monotonic() - last_save > CHECKPOINT_SECONDS:
+            last_save = time.monotonic()
+            hooks.save()
+        if stop and not over:
+            return False
+
+    if val is None:
+        state.best_epoch = state.epoch
+        hooks.keep(engine.unwrap(model) if average is None else average.module)
+    return True
+
+
+def _out_of_patience(state: State, recipe: Recipe) -> bool:
+    return recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
+
+
+def _add_time(state: State, started: float) -> float:
+    """Count the time since `started` as training; returns the new start."""
+    now = time.monotonic()
+    state.train_seconds += now - started
+    state.total_seconds += now - started
+    return now

@@ -1,0 +1,78 @@
+"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere."""
+
+import time
+
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from vitreous.train.loop import State
+
+
+class Display:
+    """Shows epoch, step, images/s, loss, accuracies, memory in use and time left."""
+
+    def __init__(self, console: Console, epochs: int, steps: int, device: torch.device):
+        self.console, self.epochs, self.steps, self.device = console, epochs, steps, device
+        self.bar = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+                expand=True,
+            )
+        self.last = (time.monotonic(), 0)  # of the last report: when, and how many images the pass had seen
+        self.last_line = time.monotonic()
+
+    def __enter__(self) -> "Display":
+        if self.bar:
+            self.task = self.bar.add_task("starting", total=self.epochs * self.steps, figures="")
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def step(self, state: State, loss: float) -> None:
+        """Where the run stands: the bar, or a line every half a minute. loss: the mean of the pass so far."""
+        now = time.monotonic()
+        rate = max(state.images - self.last[1], 0) / max(now - self.last[0], 1e-9)
+        self.last = (now, state.images if state.step < self.steps else 0)
+        where = f"epoch {state.epoch + 1}/{self.epochs} step {state.step}/{self.steps}"
+        figures = f"{rate:,.0f} images/s  loss {loss:.3f}  {memory(self.device)}"
+        if self.bar:
+            done = state.epoch * self.steps + state.step
+            self.bar.update(self.task, completed=done, description=where, figures=figures)
+        elif now - self.last_line > 30:
+            self.last_line = now
+            self.console.print(f"{where}  {figures}", highlight=False)
+
+    def epoch(self, row: dict[str, float], best: bool) -> None:
+        """A line that stays for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
+        if row["epoch"] % -(-self.epochs // 30) and row["epoch"] != self.epochs:
+            return
+        self.last_line = time.monotonic()
+        val = ""
+        if "val_top1" in row:
+            val = f"  val loss {row['val_loss']:.3f} top-1 {row['val_top1']:.2%}{' *' if best else ''}"
+        self.console.print(
+            f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}  "
+            f"train loss {row['train_loss']:.3f} top-1 {row['train_top1']:.2%}{val}  "
+            f"{row['images_per_second']:,.0f} images/s  {memory(self.device)}  {row['seconds']:.0f} s",
+            highlight=False,
+        )
+
+
+def memory(device: torch.device) -> str:
+    """Memory in use: the GPU's peak and share where one computes, else the process's and the machine's share."""
+    if device.type == "cuda":
+        used, total = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
+        return f"GPU {used / 2**30:.1f} GiB ({used / total:.0%})"
+    return f"RAM {psutil.Process().memory_info().rss / 2**30:.1f} GiB ({psutil.virtual_memory().percent:.0f}%)"

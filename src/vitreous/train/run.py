@@ -1,0 +1,366 @@
+"""From a recipe and its data to a finished run folder."""
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from vitreous.augment import draw
+from vitreous.data.check import check, summary
+from vitreous.data.images import ImageSet, Split
+from vitreous.data.loaders import Batches
+from vitreous.data.sources import load
+from vitreous.device import pick_precision
+from vitreous.evaluate import judge
+from vitreous.metrics import confusion
+from vitreous.model import ViT
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import Recipe
+from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
+from vitreous.train.engine import Engine
+from vitreous.train.folder import (
+    FIRST_BATCH,
+    check_same_recipe,
+    claim,
+    environment,
+    flat,
+    free_folder,
+    write_csv,
+    write_json,
+)
+from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
+from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.progress import Display
+from vitreous.weights import Bundle
+
+log = logging.getLogger("vitreous")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. `results` is None when the run was interrupted or only tried (`dry_run`)."""
+
+    folder: Path
+    results: dict[str, Any] | None = None
+
+    @property
+    def bundle(self) -> Bundle:
+        """The trained model, read from the folder."""
+        return Bundle.load(self.folder / "model")
+
+
+def train(
+    recipe: Recipe,
+    data: ImageSet | None = None,
+    *,
+    model: ViT | None = None,
+    out: Path | str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    dry_run: bool = False,
+    on_step: Callable[[State, Tensor], None] | None = None,
+    on_epoch: Callable[[dict[str, float]], None] | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Train a model by a recipe; all it leaves is in one run folder (listed in `docs/design.md`).
+
+    data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
+    one is made from `recipe.model`. out: the run folder, by default the next free `runs/<name>`. on_step gets the
+    state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
+    unless `resume`, which goes on where that run stopped.
+    """
+    console = console or Console()
+    if data is None:
+        data = load(recipe.data.source or "", skip_broken=recipe.data.skip_broken)
+    folder = Path(out) if out else free_folder(data.name)
+    claim(folder, resume)
+    data = data.with_validation(recipe.data.val_fraction, recipe.data.split_seed)
+    recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
+    if resume:
+        check_same_recipe(recipe, folder)
+
+    with _log_file(folder):
+        job = Job(recipe, data, model, folder, device)
+        job.describe(console)
+        if dry_run:
+            job.estimate(console)
+            return Run(folder)
+        if resume and job.checkpoint.exists():
+            job.restore()
+        elif job.engine.main:
+            (folder / "recipe.yaml").write_text(recipe.dump())
+            write_json(folder / "data.json", job.summary)
+            write_json(folder / "environment.json", environment(job.engine.device, job.precision))
+        if not job.train(console, on_step, on_epoch):
+            where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
+            console.print(f"stopped in {where}; go on with: vitreous train --resume --out {folder}", highlight=False)
+            return Run(folder)
+        return Run(folder, job.finish())
+
+
+class Job:
+    """A run under way: its parts, made from the recipe and the data, and the places its hooks write to."""
+
+    def __init__(self, recipe: Recipe, data: ImageSet, model: ViT | None, folder: Path, device: str):
+        self.recipe, self.data, self.folder = recipe, data, folder
+        self.checkpoint = folder / "checkpoints" / "last.pt"
+        self.engine = Engine(device, track=recipe.track, folder=folder)
+        self.precision = pick_precision(recipe.precision, self.engine.device)
+        if recipe.optim.batch_size % self.engine.processes:
+            raise ValueError(
+                f"optim.batch_size {recipe.optim.batch_size} does not divide among {self.engine.processes} processes"
+            )
+        self._load_images()
+        self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
+        torch.manual_seed(recipe.seed)
+        model = ViT(recipe.model) if model is None else model
+        self.parameters = sum(weight.numel() for weight in model.parameters())
+        self.model, self.optimizers = self.engine.prepare(model, make_optimizers(model, recipe.optim))
+        decay = recipe.optim.ema
+        self.average = Average(self.engine.unwrap(self.model), decay) if decay else None
+        self.state = State()
+
+    def _load_images(self) -> None:
+        """Decode and place the training and validation images. The test images are left alone until the end."""
+        data, recipe = self.data, self.recipe
+        self.preprocess = Preprocess(
+            image_size=recipe.model.image_size,
+            mean=(0.5,) * recipe.model.channels,
+            std=(0.5,) * recipe.model.channels,
+            fit=recipe.data.fit,
+        )
+        make = partial(
+            Batches,
+            batch_size=recipe.optim.batch_size // self.engine.processes,
+            device=self.engine.device,
+            memory_budget=int(recipe.data.memory_budget * 2**30),
+            workers=recipe.data.workers,
+            skip_broken=recipe.data.skip_broken,
+        )
+        self.train_batches = make(data.train, self.preprocess)
+        self.preprocess = self.train_batches.measured()
+        self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
+        self.summary = summary(data, self.train_batches, self.val_batches)
+
+    def describe(self, console: Console) -> None:
+        """Print what is about to be trained on what, and draw the first batch as the model will see it."""
+        val = len(self.val_batches) if self.val_batches else 0
+        console.print(
+            f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
+            f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}, "
+            f"precision {self.precision}",
+            highlight=False,
+        )
+        for finding in check(self.data, self.train_batches, self.val_batches):
+            console.print(f"note: {finding}", highlight=False, markup=False)
+        images, targets = self._first_batch(32)
+        names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
+        _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
+
+    def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
+        order = epoch_order(len(self.train_batches), self.recipe.seed, 0)[:count]
+        draws = draw(self.recipe.augment, len(self.train_batches), self.recipe.seed, 0)
+        batch = next(iter(self.train_batches.epoch(order)))
+        return augment_batch(batch.images, batch.labels, draws[batch.rows], self.recipe, self.preprocess, 0, 0.0)
+
+    def estimate(self, console: Console) -> None:
+        """Print the recipe, the data's summary and how long training would take, from a few real steps."""
+        times: list[float] = []
+        hooks = Hooks(
+            on_step=lambda *_: times.append(time.monotonic()), stop_requested=lambda: len(times) >= min(8, self.steps)
+        )
+        self._loop(hooks)
+        step = float(np.median(np.diff(times))) if len(times) > 1 else float("nan")
+        console.print(self.recipe.dump(), highlight=False, markup=False)
+        console.print(
+            json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}), highlight=False, markup=False
+        )
+        console.print(
+            f"about {step * self.steps * self.recipe.epochs:,.0f} s for {self.recipe.epochs} epochs of {self.steps} "
+            f"steps; first augmented batch: {self.folder / FIRST_BATCH}",
+            highlight=False,
+        )
+
+    def train(
+        self,
+        console: Console,
+        on_step: Callable[[State, Tensor], None] | None,
+        on_epoch: Callable[[dict[str, float]], None] | None,
+    ) -> bool:
+        """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
+        self.engine.start_trackers(self.folder.name, flat(self.recipe.model_dump(mode="json")))
+        with Display(console, self.recipe.epochs, self.steps, self.engine.device) as display, _stop_flag() as stop:
+
+            def epoch_done(row: dict[str, float]) -> None:
+                display.epoch(row, best=self.state.best_epoch == row["epoch"])
+                if self.engine.main:
+                    write_csv(self.folder / "metrics.csv", self.state.history)
+                self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
+                if on_epoch is not None:
+                    on_epoch(row)
+
+            hooks = Hooks(
+                report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop
+            )
+            if on_step is not None:
+                hooks.on_step = on_step
+            finished = self._loop(hooks)
+        self.engine.finish()
+        return finished
+
+    def _loop(self, hooks: Hooks) -> bool:
+        return train_loop(
+            model=self.model,
+            average=self.average,
+            optimizers=self.optimizers,
+            train=self.train_batches,
+            val=self.val_batches,
+            recipe=self.recipe,
+            preprocess=self.preprocess,
+            precision=self.precision,
+            engine=self.engine,
+            state=self.state,
+            hooks=hooks,
+        )
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        if self.engine.main:
+            content = {
+                "data": self.summary["hash"],
+                "model": self.engine.unwrap(self.model).state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "average": self.average.state_dict() if self.average is not None else {},
+                "state": self.state.to_plain(),
+            }
+            save_checkpoint(self.checkpoint, content)
+
+    def restore(self) -> None:
+        """Go back to the checkpoint. Raises ValueError when it is damaged or the data has changed since."""
+        content = load_checkpoint(self.checkpoint, self.engine.device)
+        if content["data"] != self.summary["hash"]:
+            raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
+        self.engine.unwrap(self.model).load_state_dict(content["model"])
+        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
+        self.state = State.from_plain(content["state"])
+
+    def keep(self, model: nn.Module) -> None:
+        """Make these weights the run's model."""
+        if self.engine.main:
+            Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")
+
+    def finish(self) -> dict[str, Any]:
+        """Judge the kept model on validation and test, the test images being read here for the first time."""
+        state, figures = self.state, {}
+        bundle = Bundle.load(self.folder / "model")
+        for name in ("val", "test"):
+            split: Split | None = getattr(self.data, name)
+            if split is None:
+                figures[name] = None
+                continue
+            figures[name], logits, labels = judge(
+                bundle,
+                split,
+                device=self.engine.device,
+                precision=self.precision,
+                memory_budget=self.recipe.data.memory_budget,
+                workers=self.recipe.data.workers,
+                skip_broken=self.recipe.data.skip_broken,
+            )
+            plot = self.folder / "plots" / f"confusion_{name}.png"
+            _draw("confusion_matrix", confusion(logits, labels), self.data.class_names, plot)
+        _draw("learning_curves", state.history, state.best_epoch, self.folder / "plots" / "learning_curves.png")
+        results = {
+            "params": self.parameters,
+            "epochs": state.epoch,
+            "best_epoch": state.best_epoch,
+            "seed": self.recipe.seed,
+            "precision": self.precision,
+            "train_seconds": state.total_seconds,
+            "images_per_second": state.history[-1]["images_per_second"],
+            **figures,
+        }
+        if self.engine.main:
+            write_json(self.folder / "results.json", results)
+        return results
+
+
+def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
+    """The recipe with image size, channels and classes of the data, where it names none itself.
+
+    The images' own size is rounded to whole patches; images of many sizes need `model.image_size`.
+    """
+    size = recipe.model.image_size
+    if "image_size" not in recipe.model.model_fields_set:
+        if data.train.images.shape is None:
+            raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
+        sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
+        size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
+    if recipe.patience is not None and data.val is None:
+        raise ValueError("patience needs a validation split, and there is none: leave patience out")
+    return recipe.resolve(
+        image_size=size, channels=data.train.images.channels, num_classes=len(data.class_names)
+    )
+
+
+def _draw(plot: str, *args: Any) -> None:
+    """Draw a picture; one that fails warns, and never loses a run."""
+    try:
+        from vitreous import plots
+
+        getattr(plots, plot)(*args)
+    except Exception as error:
+        log.warning("could not draw %s: %s", args[-1], error)
+
+
+@contextmanager
+def _stop_flag() -> Iterator[Callable[[], bool]]:
+    """While inside, the first Ctrl-C or SIGTERM only makes the yielded function true; a second one stops at once."""
+    asked: list[int] = []
+    before = {}
+
+    def ask(number: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        log.warning("stopping after this step; once more to stop at once")
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    except ValueError:  # signals belong to the main thread: elsewhere they stay as they are
+        pass
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _log_file(folder: Path) -> Iterator[None]:
+    """While inside, what is logged also goes to `train.log`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "train.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,120 @@
+"""What a trained model is on disk: a folder with its weights, and everything else that its predictions need.
+
+`model.safetensors`, and `config.json` with the model, its preprocessing and its class names.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.preprocess import Preprocess
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model and what belongs to it. `save` and `load` are each other's inverse."""
+
+    model: ViT
+    preprocess: Preprocess
+    class_names: tuple[str, ...]
+
+    def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
+        """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are)."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "model": self.model.config.model_dump(mode="json"),
+            "preprocess": self.preprocess.model_dump(mode="json"),
+            "class_names": list(self.class_names),
+        }
+        weights = {
+            name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
+            for name, value in self.model.state_dict().items()
+        }
+        _replace(folder / WEIGHTS, lambda path: save_file(weights, path))
+        _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+    @staticmethod
+    def load(folder: Path | str, device: torch.device | str = "cpu") -> "Bundle":
+        """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any misfit."""
+        folder = Path(folder)
+        model_config, preprocess, class_names = read_config(folder)
+        try:
+            weights = load_file(folder / WEIGHTS, device="cpu")
+        except SafetensorError as error:
+            raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from error
+        model = ViT(model_config)
+        _check(folder, model, weights, preprocess, class_names)
+        model.load_state_dict(weights)
+        return Bundle(model.to(device).eval(), preprocess, class_names)
+
+
+def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...]]:
+    """What a bundle is, without its weights. Raises ValueError for a file that does not say."""
+    file = folder / CONFIG
+    try:
+        config = json.loads(file.read_text())
+        return (
+            ViTConfig.model_validate(config["model"]),
+            Preprocess.model_validate(config["preprocess"]),
+            tuple(map(str, config["class_names"])),
+        )
+    except ValidationError as error:
+        raise ValueError(f"{file} does not describe a model: {error.errors()[0]['msg']}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} does not describe a model: {type(error).__name__} {error}") from error
+
+
+def find_bundle(run: Path | str) -> Path:
+    """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
+    run = Path(run)
+    for folder in (run / "model", run, SHIPPED / run):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
+            return folder
+    shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{CONFIG}"))
+    if run.is_dir():
+        raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): train it to the end or use another run")
+    names = f", or one of {', '.join(shipped)}" if shipped else ""
+    raise ValueError(f"no run '{run}': give a run folder or a folder with {WEIGHTS} and {CONFIG}{names}")
+
+
+def _check(
+    folder: Path, model: ViT, weights: dict[str, Tensor], preprocess: Preprocess, class_names: tuple[str, ...]
+) -> None:
+    """Every weight is accounted for and the parts fit each other, or ValueError."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in expected.keys() | found.keys():
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{folder / WEIGHTS} does not fit its config: '{name}' is {found.get(name, 'missing')}, "
+                f"expected {expected.get(name, 'nothing of this name')}"
+            )
+    config = model.config
+    if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
+        raise ValueError(
+            f"{folder / CONFIG}: preprocessing makes {preprocess.channels} x {preprocess.image_size} images, "
+            f"the model reads {config.channels} x {config.image_size}"
+        )
+    if len(class_names) != config.num_classes:
+        raise ValueError(
+            f"{folder / CONFIG}: {len(class_names)} class names for a model of {config.num_classes} classes"
+        )
+
+
+def _replace(path: Path, write) -> None:
+    """Write to a file beside `path` and move it there, so that no reader ever sees half a file."""
+    part = path.with_name(path.name + ".part")
+    write(part)
+    os.replace(part, path)

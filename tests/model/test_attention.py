@@ -1,0 +1,151 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.model import ViTConfig, attention
+from vitreous.model.attention import Attention, attend, attention_weights, products_are_faster
+from vitreous.model.positions import rotary_table
+
+
+def make(**changes) -> Attention:
+    options = {"image_size": (8, 12), "patch_size": 4, "dim": 24, "depth": 1, "heads": 3, "num_classes": 2}
+    return Attention(ViTConfig(**options | changes))
+
+
+def joined(heads: Tensor) -> Tensor:
+    """(B, h, N, d) -> (B, N, D)."""
+    return heads.transpose(1, 2).flatten(2)
+
+
+VARIANTS = [
+    {},
+    {"qk_norm": True},
+    {"positions": "rope"},
+    {"bias": False},
+    {"qk_norm": True, "norm": "rmsnorm"},
+]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(("N", "d"), [(1, 8), (5, 8), (50, 32), (197, 64)])
+def test_both_forms_give_the_same_values_and_gradients(monkeypatch, dtype, tolerance, N, d):
+    qkv = torch.randn(2, N, 3, 4, d).to(dtype)
+    results = []
+    for products in (True, False):
+        monkeypatch.setattr(attention, "products_are_faster", lambda q, products=products: products)
+        leaf = qkv.clone().requires_grad_()
+        out = attend(*leaf.permute(2, 0, 3, 1, 4))
+        assert out.dtype == dtype
+        (out * torch.linspace(-1, 1, d)).sum().backward()
+        results.append((out, leaf.grad))
+    (out, grad), (fused_out, fused_grad) = results
+    torch.testing.assert_close(out, fused_out, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(grad, fused_grad, rtol=tolerance, atol=tolerance * max(1, d**0.5))
+
+
+def test_attention_is_the_written_formula():
+    q, k, v = torch.randn(3, 2, 3, 5, 8)
+    scores = torch.einsum("bhnd,bhmd->bhnm", q, k) / 8**0.5
+    weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(attention_weights(q, k), weights)
+    torch.testing.assert_close(attend(q, k, v), torch.einsum("bhnm,bhmd->bhnd", weights, v))
+
+
+@pytest.mark.parametrize("products", [True, False])
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_weights_equal_those_that_forward_applies(monkeypatch, options, products):
+    monkeypatch.setattr(attention, "products_are_faster", lambda q: products)
+    layer = make(**options)
+    x = torch.randn(2, 7, 24)
+    rotary = rotary_table((2, 3), 8, 1) if "positions" in options else None
+    weights = layer.weights(x, rotary)
+    v = layer.split(x, rotary)[2]
+    assert weights.shape == (2, 3, 7, 7)
+    torch.testing.assert_close(layer.proj(joined(weights @ v)), layer(x, rotary), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_each_row_of_weights_sums_to_one(options):
+    weights = make(**options).weights(4 * torch.randn(2, 7, 24))
+    assert weights.min() >= 0
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 3, 7))
+
+
+def test_equal_queries_spread_their_weight_evenly():
+    layer = make()
+    torch.nn.init.zeros_(layer.qkv.weight[:24])
+    torch.testing.assert_close(layer.weights(torch.randn(1, 7, 24)), torch.full((1, 3, 7, 7), 1 / 7))
+
+
+def test_attention_without_positions_follows_the_order_of_its_tokens():
+    layer, x, order = make(), torch.randn(2, 7, 24), torch.randperm(7)
+    torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order], rtol=0, atol=1e-6)
+
+
+def test_heads_are_consecutive_channels_of_queries_keys_and_values():
+    layer, x = make(), torch.randn(2, 7, 24)
+    q, k, v = layer.split(x, None)
+    for part, heads in enumerate((q, k, v)):
+        torch.testing.assert_close(joined(heads), F.linear(x, *rows(layer, part)))
+
+
+def rows(layer: Attention, part: int) -> tuple[Tensor, Tensor]:
+    """Weight and bias of queries (0), keys (1) or values (2)."""
+    D = layer.proj.in_features
+    return layer.qkv.weight[part * D : part * D + D], layer.qkv.bias[part * D : part * D + D]
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_qk_norm_takes_the_scale_out_of_the_weights(norm):
+    plain, normed = make(norm=norm), make(norm=norm, qk_norm=True)
+    x = torch.randn(2, 7, 24)
+    before = [layer.weights(x) for layer in (plain, normed)]
+    for layer in (plain, normed):
+        layer.qkv.weight.data *= 10
+    after = [layer.weights(x) for layer in (plain, normed)]
+    assert (before[0] - after[0]).abs().max() > 0.1
+    torch.testing.assert_close(before[1], after[1], rtol=0, atol=1e-4)
+    q, _, _ = normed.split(x, None)
+    torch.testing.assert_close(q.square().mean(dim=-1), torch.ones(2, 3, 7), rtol=0, atol=1e-4)
+
+
+def test_qk_norm_answers_in_the_precision_of_the_values():
+    layer = make(qk_norm=True, dim=24)
+    layer.q_norm, layer.k_norm = (
+        torch.nn.Sequential(norm, Float32()) for norm in (layer.q_norm, layer.k_norm)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        assert {part.dtype for part in layer.split(torch.randn(1, 7, 24), None)} == {torch.bfloat16}
+
+
+class Float32(torch.nn.Module):
+    """What autocast makes of a norm on GPUs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_autocast_attention_stays_close_to_float32(positions):
+    layer, x = make(positions=positions), torch.randn(2, 7, 24)
+    rotary = rotary_table((2, 3), 8, 1) if positions == "rope" else None
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x, rotary)
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), layer(x, rotary), rtol=0, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "N", "expected"),
+    [
+        ("cpu", torch.float32, 128, True),
+        ("cpu", torch.float32, 129, False),
+        ("cpu", torch.bfloat16, 1024, True),
+        ("cpu", torch.bfloat16, 1025, False),
+        ("meta", torch.bfloat16, 65, False),
+        ("meta", torch.float32, 65, False),
+    ],
+)
+def test_products_are_chosen_where_they_were_measured_faster(device, dtype, N, expected):
+    assert products_are_faster(torch.empty(1, 1, N, 8, device=device, dtype=dtype)) == expected

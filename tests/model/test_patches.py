@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.model.patches import ConvPatches, ConvStem, LinearPatches
+
+
+def config(**changes) -> ViTConfig:
+    options = {"image_size": (8, 12), "patch_size": (2, 4), "dim": 16, "depth": 1, "heads": 2}
+    return ViTConfig(**options | changes)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("image_size", "patch_size"), [(8, 4), ((8, 12), 4), ((8, 12), (2, 4)), ((6, 4), (6, 1))]
+)
+def test_linear_and_conv_patches_are_the_same_map(channels, image_size, patch_size):
+    options = config(channels=channels, image_size=image_size, patch_size=patch_size)
+    linear, conv = LinearPatches(options), ConvPatches(options)
+    conv.proj.weight.data = linear.proj.weight.data.view_as(conv.proj.weight)
+    conv.proj.bias.data = linear.proj.bias.data
+    images = torch.randn(2, channels, *options.image_size)
+    assert linear(images).shape == (2, options.grid[0] * options.grid[1], 16)
+    torch.testing.assert_close(linear(images), conv(images), rtol=0, atol=1e-5)
+
+
+def test_patches_are_read_by_row_and_flattened_by_channel_row_column():
+    patches = LinearPatches(config(image_size=4, patch_size=2, channels=2, dim=8))
+    patches.proj.weight.data, patches.proj.bias.data = torch.eye(8), torch.zeros(8)
+    first = torch.arange(16.0).view(4, 4)
+    tokens = patches(torch.stack([first, first + 100])[None])[0]
+    assert tokens[0].tolist() == [0, 1, 4, 5, 100, 101, 104, 105]
+    assert tokens[1].tolist() == [2, 3, 6, 7, 102, 103, 106, 107]
+    assert tokens[2].tolist() == [8, 9, 12, 13, 108, 109, 112, 113]
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv", "conv_stem"])
+def test_memory_layout_of_the_images_does_not_matter(kind):
+    options = config(patch_embedding=kind, stem_channels=(4,) if kind == "conv_stem" else ())
+    patches = ViT(options).patches.eval()
+    images = torch.randn(2, 3, 8, 12)
+    expected = patches(images)
+    torch.testing.assert_close(patches(images.contiguous(memory_format=torch.channels_last)), expected)
+    torch.testing.assert_close(patches(images.mT.contiguous().mT), expected)
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "stem_channels", "strides"),
+    [
+        (1, (), [(1, 1)]),
+        (2, (), [(2, 2)]),
+        (4, (32,), [(2, 2), (2, 2)]),
+        (4, (32, 64), [(1, 1), (2, 2), (2, 2)]),
+        ((2, 8), (4, 8, 8), [(1, 1), (1, 2), (1, 2), (2, 2)]),
+        (16, (8, 8, 8), [(2, 2)] * 4),
+    ],
+)
+def test_conv_stem_halves_as_often_as_the_patch_size_asks(patch_size, stem_channels, strides):
+    options = config(
+        image_size=(16, 32), patch_size=patch_size, patch_embedding="conv_stem", stem_channels=stem_channels
+    )
+    stem = ConvStem(options)
+    convolutions = [layer for layer in stem.layers if isinstance(layer, nn.Conv2d)]
+    assert [conv.stride for conv in convolutions] == strides
+    assert [conv.out_channels for conv in convolutions] == [*stem_channels, 16]
+    assert [conv.bias is not None for conv in convolutions] == [False] * len(stem_channels) + [True]
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in stem.layers) == len(stem_channels)
+    assert stem(torch.randn(2, 3, 16, 32)).shape == (2, options.grid[0] * options.grid[1], 16)
+
+
+def test_conv_stem_tokens_overlap_and_patches_do_not():
+    def reach(kind: str, stem_channels: tuple[int, ...] = ()) -> int:
+        """How many tokens one pixel changes."""
+        options = config(image_size=16, patch_size=4, patch_embedding=kind, stem_channels=stem_channels)
+        patches = ViT(options).patches.eval()
+        image, touched = torch.zeros(1, 3, 16, 16), torch.zeros(1, 3, 16, 16)
+        touched[..., 7, 7] = 1
+        return int(((patches(image) - patches(touched)).abs() > 1e-9).any(dim=-1).sum())
+
+    assert reach("conv") == reach("linear") == 1
+    assert reach("conv_stem", (4,)) == 4
