@@ -47,7 +47,8 @@ def train(
         ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon"),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
@@ -75,13 +76,17 @@ def train(
     console = Console()
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
     if reason:
-        console.print(reason, highlight=False, markup=False)
-    run = run_training(
-        chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console
-    )
+        console.print(reason, highlight=False, markup=False, soft_wrap=True)
+    run = run_training(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results:
         console.print(_results_table(run.results))
-        console.print(f"run folder: {run.folder}", highlight=False)
+        console.print(
+            "{params:,} parameters, epoch {best_epoch} of {epochs} kept, {train_seconds:.0f} s, "
+            "{images_per_second:,.0f} images/s".format(**run.results),
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
     elif not dry_run:
         sys.exit(130)
 
@@ -165,7 +170,9 @@ def summary(
 
 
 @app.command()
-def recipes(name: Annotated[str | None, typer.Argument(help="Show this recipe, as it is written.")] = None) -> None:
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe, as it is written.")] = None,
+) -> None:
     """List the shipped recipes, or show one."""
     from vitreous.recipe import headline, recipe_file, recipe_names
 
@@ -206,9 +213,4 @@ def _results_table(results: dict) -> "Table":
         if None not in values:
             as_text = "{:,}" if key == "count" else "{:.4f}" if key == "loss" else "{:.2%}"
             table.add_row(label, *(as_text.format(value) for value in values))
-    if "params" in results:
-        table.caption = (
-            f"{results['params']:,} parameters, epoch {results['best_epoch']} of {results['epochs']}, "
-            f"{results['train_seconds']:.0f} s, {results['images_per_second']:,.0f} images/s"
-        )
     return table

@@ -17,16 +17,17 @@ SIDE = 2048  # of the multiplied matrices
 
 def examine(console: Console) -> None:
     """Print versions, devices, matrix-product rates and findings."""
-    console.print(f"Python {platform.pythoninstalled()}, {platform.platform()}", highlight=False)
-    console.print(", ".join(f"{name} {installed(name)}" for name in BASE), highlight=False)
+    console.print(f"Python {platform.pythoninstalled()}, {platform.platform()}", highlight=False, soft_wrap=True)
+    console.print(", ".join(f"{name} {installed(name)}" for name in BASE), highlight=False, soft_wrap=True)
     for name, extra in OPTIONAL.items():
         state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'
-        console.print(f"optional {name}: {state}", highlight=False, markup=False)
+        console.print(f"optional {name}: {state}", highlight=False, soft_wrap=True, markup=False)
     memory = psutil.virtual_memory()
     console.print(
         f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free",
         highlight=False,
+        soft_wrap=True,
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         device = torch.device(name)
@@ -36,10 +37,11 @@ def examine(console: Console) -> None:
             f"{label}: {rates[torch.float32]:,.0f} GFLOP/s in float32, {rates[torch.bfloat16]:,.0f} in bf16; "
             f"precision auto is {pick_precision('auto', device)}",
             highlight=False,
+            soft_wrap=True,
         )
-    console.print(f"device auto is {pick_device().type}", highlight=False)
+    console.print(f"device auto is {pick_device().type}", highlight=False, soft_wrap=True)
     for finding in findings():
-        console.print(f"note: {finding}", highlight=False, markup=False)
+        console.print(f"note: {finding}", highlight=False, soft_wrap=True, markup=False)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

@@ -50,7 +50,8 @@ def evaluate(
 ) -> dict:
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
-    split: `test`, `val` or `train`; the run's own data is split as it was in training. Raises ValueError for a split that is not there, or a class the model lacks.
+    split: `test`, `val` or `train`; the run's own data is split as it was in training. Raises ValueError
+    for a split that is not there, or a class that the model lacks.
     """
     where = pick_device(device)
     bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))

@@ -21,7 +21,13 @@ def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: 
     epochs = [row["epoch"] for row in history]
     marker = "o" if len(history) < 3 else None
     for axes, key, label in zip(figure.subplots(1, 2), ("loss", "top1"), ("loss", "top-1"), strict=True):
-        axes.plot(epochs, [row[f"train_{key}"] for row in history], TRAIN, marker=marker, label="training, augmented")
+        axes.plot(
+            epochs,
+            [row[f"train_{key}"] for row in history],
+            TRAIN,
+            marker=marker,
+            label="training, augmented",
+        )
         if f"val_{key}" in history[0]:
             axes.plot(epochs, [row[f"val_{key}"] for row in history], VAL, marker=marker, label="validation")
         axes.axvline(best_epoch, color="gray", linestyle=":", label=f"kept: epoch {best_epoch}")

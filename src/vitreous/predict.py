@@ -28,9 +28,7 @@ class Prediction(NamedTuple):
 
 
 @torch.inference_mode()
-def forward(
-    model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess, precision: str
-) -> Iterator[Tensor]:
+def forward(model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess, precision: str) -> Iterator[Tensor]:
     """Logits (B, K), float32 on the host, for each batch of uint8 images (B, C, H, W) on the model's device."""
     model.eval()
     for images in batches:
@@ -134,6 +132,7 @@ def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:
 
 def write_csv(predictions: Iterable[Prediction], path: Path) -> None:
     """One row an image and class: image, rank from 1, class, probability."""
+    predictions = list(predictions)  # so that nothing is overwritten by a prediction that fails
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "rank", "class", "probability"])

@@ -14,9 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, model_
 from torch import Tensor
 
 # (rows, columns); one number means a square
-Pair = Annotated[
-    tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)
-]
+Pair = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)]
 
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,

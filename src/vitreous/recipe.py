@@ -14,6 +14,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -105,6 +106,20 @@ class Recipe(Section):
     augment: Augment = Augment()
     optim: OptimOptions = OptimOptions()
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _leave_size_to_data(cls, fields: Any) -> Any:
+        """A model without an image size is checked with 16 patches a side, and counts as having none given."""
+        if not isinstance(fields, dict) or "image_size" in fields:
+            return fields
+        patch = ((size(str(fields["size"])) if "size" in fields else {}) | fields).get("patch_size", 16)
+        try:
+            side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
+        except (TypeError, ValueError):
+            return fields  # whose patch size is refused
+        model = ViTConfig.model_validate(fields | {"image_size": side})
+        return ViTConfig.model_construct(model.model_fields_set - {"image_size"}, **dict(model))
+
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
         if self.patience is not None and self.data.val_fraction == 0:
@@ -145,6 +160,11 @@ def recipe_file(name: str) -> Path:
     raise ValueError(f"no recipe '{name}'{_nearest(name, recipe_names())}: use {', '.join(recipe_names())} or a file")
 
 
+def headline(name: str) -> str:
+    """The first line of a shipped recipe's header."""
+    return recipe_file(name).read_text().partition("\n")[0].removeprefix("#").strip()
+
+
 def read_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     """A recipe from a shipped name or a YAML file, with `section.key=value` overrides on top.
 
@@ -171,17 +191,19 @@ def make_recipe(fields: dict[str, Any], where: str) -> Recipe:
         raise ValueError(f"{where}: {one_line(error)}") from error
 
 
-def one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError, section: str = "") -> str:
     """The first fault of a validation error: its key, what is wrong, and the nearest name for an unknown key."""
     fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith("function-"))
+    key = section + ".".join(str(part) for part in fault["loc"])
+    inner = fault.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return one_line(inner, f"{key}.")
     if fault["type"] == "extra_forbidden":
         return f"unknown key '{key}'{_nearest_key(key)}"
     message = fault["msg"].removeprefix("Value error, ")
-    value = fault.get("input")
     if fault["type"] == "value_error":
         return message
-    return f"{key} is {value!r}: {message[0].lower()}{message[1:]}"
+    return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
 
 
 def keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:

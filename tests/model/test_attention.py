@@ -72,9 +72,10 @@ def test_each_row_of_weights_sums_to_one(options):
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 3, 7))
 
 
-def test_equal_queries_spread_their_weight_evenly():
+def test_queries_of_zero_spread_their_weight_evenly():
     layer = make()
-    torch.nn.init.zeros_(layer.qkv.weight[:24])
+    for part in rows(layer, 0):
+        torch.nn.init.zeros_(part)
     torch.testing.assert_close(layer.weights(torch.randn(1, 7, 24)), torch.full((1, 3, 7, 7), 1 / 7))
 
 
@@ -103,6 +104,7 @@ def test_qk_norm_takes_the_scale_out_of_the_weights(norm):
     before = [layer.weights(x) for layer in (plain, normed)]
     for layer in (plain, normed):
         layer.qkv.weight.data *= 10
+        layer.qkv.bias.data *= 10
     after = [layer.weights(x) for layer in (plain, normed)]
     assert (before[0] - after[0]).abs().max() > 0.1
     torch.testing.assert_close(before[1], after[1], rtol=0, atol=1e-4)
@@ -111,10 +113,8 @@ def test_qk_norm_takes_the_scale_out_of_the_weights(norm):
 
 
 def test_qk_norm_answers_in_the_precision_of_the_values():
-    layer = make(qk_norm=True, dim=24)
-    layer.q_norm, layer.k_norm = (
-        torch.nn.Sequential(norm, Float32()) for norm in (layer.q_norm, layer.k_norm)
-    )
+    layer = make(qk_norm=True)
+    layer.q_norm, layer.k_norm = (torch.nn.Sequential(norm, Float32()) for norm in (layer.q_norm, layer.k_norm))
     with torch.autocast("cpu", torch.bfloat16):
         assert {part.dtype for part in layer.split(torch.randn(1, 7, 24), None)} == {torch.bfloat16}
 

@@ -12,9 +12,7 @@ def config(**changes) -> ViTConfig:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
-@pytest.mark.parametrize(
-    ("image_size", "patch_size"), [(8, 4), ((8, 12), 4), ((8, 12), (2, 4)), ((6, 4), (6, 1))]
-)
+@pytest.mark.parametrize(("image_size", "patch_size"), [(8, 4), ((8, 12), 4), ((8, 12), (2, 4)), ((6, 4), (6, 1))])
 def test_linear_and_conv_patches_are_the_same_map(channels, image_size, patch_size):
     options = config(channels=channels, image_size=image_size, patch_size=patch_size)
     linear, conv = LinearPatches(options), ConvPatches(options)

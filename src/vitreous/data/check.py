@@ -18,9 +18,7 @@ def check(
     test: Split | Batches | None = None,
 ) -> list[str]:
     """Findings about decoded splits, one line each. The splits that are given are read, no other."""
-    findings = _balance(
-        image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names))
-    )
+    findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     hashes = _hashes(train.images)
@@ -46,9 +44,7 @@ def summary(
         "source": image_set.source,
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
-        "per_class": {
-            name: np.bincount(split.labels, minlength=classes).tolist() for name, split in used.items()
-        },
+        "per_class": {name: np.bincount(split.labels, minlength=classes).tolist() for name, split in used.items()},
         "hash": {name: _digest(split) for name, split in given.items() if split is not None},
     }
 

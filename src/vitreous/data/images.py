@@ -102,8 +102,8 @@ class ImageSet:
     def from_dataset(cls, train, *, val=None, test=None, class_names=None, name="dataset") -> "ImageSet":
         """Make a set of map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
 
-        Labels come from an attribute `targets` if there is one, else every item is read once. Class names come
-        from `train.classes` if it is there; where val or test have `classes`, names are matched.
+        Labels come from an attribute `targets` if there is one, else every item is read once. Class names
+        come from `train.classes`, if it is there; where val or test have `classes` too, names are matched.
         """
         split = Split(DatasetImages(train), _dataset_labels("train", train))
         class_names = tuple(class_names or getattr(train, "classes", None) or _numbered(split.labels))
@@ -142,10 +142,8 @@ class ImageSet:
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
 
 
-def match_labels(
-    names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train"
-) -> np.ndarray:
-    """Rows of `class_names`, which are the owner's, for class names, int64 (N,); a name not there is an error."""
+def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
+    """Where each name is among the owner's `class_names`: int64 (N,). One that is not there is an error."""
     row_of = {name: row for row, name in enumerate(class_names)}
     if unknown := sorted(set(names) - set(class_names)):
         known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")

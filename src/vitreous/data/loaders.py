@@ -172,7 +172,7 @@ def _bytes(images: Images, preprocess: Preprocess) -> int:
 
 
 def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> Path | None:
-    """Where all decoded images of a storage lie; None for a storage without identity or a disk without room."""
+    """Where all decoded images of a storage lie; None if it has no identity, or the disk no room."""
     key = None if cache is None else images.key()
     if key is None:
         return None

@@ -1,6 +1,5 @@
 """Where images lie: in an array, in files, in a dataset; all are read by `Images.read`."""
 
-import copy
 import hashlib
 import mmap
 from abc import ABC, abstractmethod
@@ -51,15 +50,17 @@ class Images(ABC):
         return len(self.rows)
 
     def take(self, rows: np.ndarray) -> "Images":
-        taken = copy.copy(self)
-        taken.rows = self.rows[rows]
-        return taken
+        return self._view(self.rows[rows])
 
     def whole(self) -> "Images":
         """All that is stored, in its own order."""
-        whole = copy.copy(self)
-        whole.rows = np.arange(self.stored)
-        return whole
+        return self._view(np.arange(self.stored))
+
+    def _view(self, rows: np.ndarray) -> "Images":
+        """Other rows of the same storage; unlike a copy or a pickle, it shares all that is open."""
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__, rows=rows)
+        return view
 
     def describe(self, row: int) -> str:
         return self._name(int(self.rows[row]))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def sincos_1d(length: int, dim: int) -> Tensor:
-    """Sine-cosine table over a sequence, (length, dim): even channel j holds sin(i / 10000^(j / dim)), j + 1 its cosine.
+    """Sine-cosine table over a sequence, (length, dim): even channel j sin(i / 10000^(j / dim)), j + 1 its cosine.
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -20,9 +20,9 @@ def sincos_2d(grid: tuple[int, int], dim: int) -> Tensor:
     Source: Chen et al. 2021 (MoCo v3), section 5.
     """
     rows, columns = sincos_1d(grid[0], dim // 2), sincos_1d(grid[1], dim // 2)
-    return torch.cat(
-        [rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)], dim=-1
-    ).flatten(0, 1)
+    return torch.cat([rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)], dim=-1).flatten(
+        0, 1
+    )
 
 
 def rotary_table(grid: tuple[int, int], head_dim: int, prefix: int) -> tuple[Tensor, Tensor]:

@@ -44,8 +44,8 @@ class Summary(NamedTuple):
     training_bytes: int
     """Weights, gradients and AdamW's two moments in float32: 16 bytes a parameter."""
     activation_bytes: int
-    """What one image keeps for the backward pass in float32, attention weights included. Fused attention keeps
-    about a quarter less, bfloat16 half."""
+    """What one image keeps for the backward pass in float32, attention weights included. Fused attention
+    keeps about a quarter less, bfloat16 half."""
 
 
 def summarise(config: ViTConfig) -> Summary:
@@ -69,8 +69,7 @@ def summarise(config: ViTConfig) -> Summary:
     parameters["tokens"] = sum(p.numel() for p in model.parameters(recurse=False))
 
     rows = [
-        Row(name, name.count(".") // 2, *shapes[name], parameters[name], flops.get(f"ViT.{name}", 0))
-        for name in parts
+        Row(name, name.count(".") // 2, *shapes[name], parameters[name], flops.get(f"ViT.{name}", 0)) for name in parts
     ]
     total = sum(p.numel() for p in model.parameters())
     return Summary(rows, total, flops["Global"], 4 * total, 16 * total, activation_bytes)
@@ -81,8 +80,7 @@ def render(summary: Summary) -> Table:
     from rich.table import Table
 
     weights, training, activations = (
-        f"{size / 2**20:,.1f} MiB"
-        for size in (summary.weight_bytes, summary.training_bytes, summary.activation_bytes)
+        f"{size / 2**20:,.1f} MiB" for size in (summary.weight_bytes, summary.training_bytes, summary.activation_bytes)
     )
     table = Table(
         title=f"{summary.parameters:,} parameters, {summary.flops / 1e9:.2f} GFLOP an image",

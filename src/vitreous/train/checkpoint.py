@@ -16,7 +16,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, path)
+    part.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)  # the rename, too, survives a power cut
     os.fsync(folder)
     os.close(folder)

@@ -22,9 +22,7 @@ class Engine:
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
                 self._accelerator = Accelerator(log_with=list(track) or None, project_dir=folder)
         else:
-            self._accelerator = Accelerator(
-                cpu=device == "cpu", log_with=list(track) or None, project_dir=folder
-            )
+            self._accelerator = Accelerator(cpu=device == "cpu", log_with=list(track) or None, project_dir=folder)
         self.device: torch.device = self._accelerator.device
         self.processes: int = self._accelerator.num_processes
         self.rank: int = self._accelerator.process_index

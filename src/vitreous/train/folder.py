@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -44,8 +43,9 @@ def claim(folder: Path, resume: bool) -> None:
 
 def check_same_recipe(recipe: Recipe, folder: Path) -> None:
     """A resumed run goes on by its own recipe: raises ValueError that names the first difference."""
-    wanted, saved = flat(recipe.model_dump(mode="json")), flat(
-        read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")
+    wanted, saved = (
+        flat(recipe.model_dump(mode="json")),
+        flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
     )
     for key, value in wanted.items():
         if saved.get(key) != value:
@@ -60,7 +60,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(part, path)
+    part.replace(path)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:

@@ -1,4 +1,4 @@
-"""The training loop. One step: fetch -> augment -> normalise -> model -> loss -> backward -> clip -> step -> average."""
+"""The training loop; a step is: augment -> normalise -> model -> loss -> backward -> clip -> step -> average."""
 
 import time
 from collections.abc import Callable
@@ -81,7 +81,13 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
 
 
 def augment_batch(
-    images: Tensor, labels: Tensor, draws: Tensor, recipe: Recipe, preprocess: Preprocess, epoch: int, progress: float
+    images: Tensor,
+    labels: Tensor,
+    draws: Tensor,
+    recipe: Recipe,
+    preprocess: Preprocess,
+    epoch: int,
+    progress: float,
 ) -> tuple[Tensor, Tensor]:
     """uint8 images (B, C, H, W) and labels (B,) -> augmented images in 0..1, and labels or soft targets (B, K).
 

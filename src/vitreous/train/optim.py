@@ -24,7 +24,10 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
             matrices.append(weight)
         else:
             decayed.append(weight)
-    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, fused=True)
     ]

@@ -52,7 +52,7 @@ class Display:
             self.bar.update(self.task, completed=done, description=where, figures=figures)
         elif now - self.last_line > 30:
             self.last_line = now
-            self.console.print(f"{where}  {figures}", highlight=False)
+            self.console.print(f"{where}  {figures}", highlight=False, soft_wrap=True)
 
     def epoch(self, row: dict[str, float], best: bool) -> None:
         """A line that stays for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
@@ -67,6 +67,7 @@ class Display:
             f"train loss {row['train_loss']:.3f} top-1 {row['train_top1']:.2%}{val}  "
             f"{row['images_per_second']:,.0f} images/s  {memory(self.device)}  {row['seconds']:.0f} s",
             highlight=False,
+            soft_wrap=True,
         )
 
 

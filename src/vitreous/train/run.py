@@ -104,7 +104,11 @@ def train(
             write_json(folder / "environment.json", environment(job.engine.device, job.precision))
         if not job.train(console, on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-            console.print(f"stopped in {where}; go on with: vitreous train --resume --out {folder}", highlight=False)
+            console.print(
+                f"stopped in {where}; go on with: vitreous train --resume --out {folder}",
+                highlight=False,
+                soft_wrap=True,
+            )
             return Run(folder)
         return Run(folder, job.finish())
 
@@ -161,9 +165,10 @@ class Job:
             f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}, "
             f"precision {self.precision}",
             highlight=False,
+            soft_wrap=True,
         )
         for finding in check(self.data, self.train_batches, self.val_batches):
-            console.print(f"note: {finding}", highlight=False, markup=False)
+            console.print(f"note: {finding}", highlight=False, soft_wrap=True, markup=False)
         images, targets = self._first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
         _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
@@ -179,18 +184,23 @@ class Job:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
         times: list[float] = []
         hooks = Hooks(
-            on_step=lambda *_: times.append(time.monotonic()), stop_requested=lambda: len(times) >= min(8, self.steps)
+            on_step=lambda *_: times.append(time.monotonic()),
+            stop_requested=lambda: len(times) >= min(8, self.steps),
         )
         self._loop(hooks)
         step = float(np.median(np.diff(times))) if len(times) > 1 else float("nan")
-        console.print(self.recipe.dump(), highlight=False, markup=False)
+        console.print(self.recipe.dump(), highlight=False, soft_wrap=True, markup=False)
         console.print(
-            json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}), highlight=False, markup=False
+            json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}),
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
         )
         console.print(
             f"about {step * self.steps * self.recipe.epochs:,.0f} s for {self.recipe.epochs} epochs of {self.steps} "
             f"steps; first augmented batch: {self.folder / FIRST_BATCH}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def train(
@@ -201,7 +211,10 @@ class Job:
     ) -> bool:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
         self.engine.start_trackers(self.folder.name, flat(self.recipe.model_dump(mode="json")))
-        with Display(console, self.recipe.epochs, self.steps, self.engine.device) as display, _stop_flag() as stop:
+        with (
+            Display(console, self.recipe.epochs, self.steps, self.engine.device) as display,
+            _stop_flag() as stop,
+        ):
 
             def epoch_done(row: dict[str, float]) -> None:
                 display.epoch(row, best=self.state.best_epoch == row["epoch"])
@@ -211,9 +224,7 @@ class Job:
                 if on_epoch is not None:
                     on_epoch(row)
 
-            hooks = Hooks(
-                report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop
-            )
+            hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
             finished = self._loop(hooks)
@@ -313,9 +324,7 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
     if recipe.patience is not None and data.val is None:
         raise ValueError("patience needs a validation split, and there is none: leave patience out")
-    return recipe.resolve(
-        image_size=size, channels=data.train.images.channels, num_classes=len(data.class_names)
-    )
+    return recipe.resolve(image_size=size, channels=data.train.images.channels, num_classes=len(data.class_names))
 
 
 def _draw(plot: str, *args: Any) -> None:

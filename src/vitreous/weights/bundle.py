@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,4 +116,4 @@ def _replace(path: Path, write) -> None:
     """Write to a file beside `path` and move it there, so that no reader ever sees half a file."""
     part = path.with_name(path.name + ".part")
     write(part)
-    os.replace(part, path)
+    part.replace(path)

@@ -1,0 +1,384 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from vitreous.model import ViT, ViTConfig
+
+SMALL = {"image_size": (8, 12), "patch_size": 4, "dim": 16, "depth": 3, "heads": 2, "num_classes": 5}
+VARIANTS = [
+    {},
+    {"patch_embedding": "linear", "channels": 1},
+    {"patch_embedding": "conv_stem", "stem_channels": (4,), "pool": "attention"},
+    {"pool": "mean", "positions": "sincos2d", "norm": "rmsnorm", "bias": False},
+    {"positions": "rope", "registers": 3, "qk_norm": True},
+    {"positions": "sincos", "layer_scale": 0.1, "head_hidden": 6, "patch_size": (2, 6)},
+    {"positions": "sincos_learned", "dropout": 0.1, "drop_path": 0.3, "zero_init": True, "channels": 5},
+]
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+
+
+def small(**changes) -> ViT:
+    return ViT(ViTConfig(**SMALL | changes))
+
+
+def randomised(model: ViT) -> ViT:
+    """Every parameter random, so that no zero hides a mistake."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model.eval()
+
+
+def images_for(model: ViT, B: int = 2) -> torch.Tensor:
+    return torch.randn(B, model.config.channels, *model.config.image_size)
+
+
+# --- what the paper fixes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "num_classes", "parameters"),
+    [
+        ("Ti/16", 1000, 5_717_416),
+        ("S/16", 1000, 22_050_664),
+        ("B/16", 1000, 86_567_656),
+        ("B/16", 3, 85_800_963),
+        ("L/16", 1000, 304_326_632),
+        ("H/14", 1000, 632_045_800),
+    ],
+)
+def test_parameter_counts_are_those_of_the_paper(size, num_classes, parameters):
+    with torch.device("meta"):
+        model = ViT(ViTConfig(size=size, num_classes=num_classes))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@every_variant
+def test_shapes(variant):
+    model = small(**variant)
+    images = images_for(model)
+    assert model.forward_features(images).shape == (2, model.config.tokens, 16)
+    assert model(images).shape == (2, 5)
+
+
+@every_variant
+def test_every_parameter_learns(variant):
+    model = randomised(small(**variant)).train()
+    model(images_for(model, 8)).square().sum().backward()
+    silent = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    assert silent <= {"pool.score.bias"}  # softmax takes no notice of it
+
+
+def test_class_token_is_first():
+    model = randomised(small(registers=2))
+    tokens = model.embed(torch.zeros(2, 3, 8, 12))
+    assert tokens.shape == (2, 1 + 2 + 6, 16)
+    torch.testing.assert_close(tokens[:, 0], (model.class_token + model.positions)[:, 0].expand(2, -1))
+    last = []
+    model.norm.register_forward_hook(lambda module, args, output: last.append(output))
+    logits = model(images_for(model))
+    torch.testing.assert_close(logits, model.head(last[0][:, 0]))
+
+
+def test_a_block_is_equations_2_and_3():
+    model = randomised(small())
+    block, x = model.blocks[0], torch.randn(2, 7, 16)
+    after_attention = block.attention(block.norm1(x)) + x
+    torch.testing.assert_close(block(x), block.mlp(block.norm2(after_attention)) + after_attention)
+
+
+def test_mlp_is_two_maps_and_the_exact_gelu():
+    model = randomised(small())
+    mlp, x = model.blocks[0].mlp, torch.randn(2, 7, 16)
+    hidden = mlp.fc1(x)
+    gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    assert hidden.shape == (2, 7, 64)
+    torch.testing.assert_close(mlp(x), mlp.fc2(gelu))
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 8, 12), (1, 1, 8, 12), (1, 3, 12, 8), (1, 3, 8, 16), (1, 1, 3, 8, 12), (2, 7, 16)]
+)
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"images of shape \(.*\): this model reads \(B, 3, 8, 12\)"):
+        small()(torch.zeros(shape))
+
+
+# --- start -----------------------------------------------------------------------------------------------
+
+
+def test_model_starts_as_documented():
+    model = ViT(ViTConfig(size="S/16", num_classes=7, depth=2, registers=4, patch_embedding="linear"))
+    D = 384
+    assert not model.class_token.any()
+    assert not model.head.weight.any() and not model.head.bias.any()
+    assert model.positions.std().item() == pytest.approx(0.02, rel=0.02)
+    assert model.registers.std().item() == pytest.approx(0.02, rel=0.1)
+    for block in model.blocks:
+        for linear, fan_in, fan_out in [
+            (block.attention.qkv, D, D),  # queries, keys and values are maps of their own
+            (block.attention.proj, D, D),
+            (block.mlp.fc1, D, 4 * D),
+            (block.mlp.fc2, 4 * D, D),
+        ]:
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            assert 0.999 * bound < linear.weight.abs().max() <= bound
+            assert linear.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.01)
+            assert not linear.bias.any()
+        for norm in (block.norm1, block.norm2, model.norm):
+            assert (norm.weight == 1).all() and not norm.bias.any()
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_patch_embedding_starts_with_variance_one_over_fan_in(kind):
+    proj = ViT(ViTConfig(size="S/16", depth=1, patch_embedding=kind)).patches.proj
+    std = (3 * 16 * 16) ** -0.5
+    assert proj.weight.std().item() == pytest.approx(std, rel=0.01)
+    assert proj.weight.abs().max() <= 2 * std / 0.8796  # cut at two standard deviations of the uncut normal
+    assert not proj.bias.any()
+
+
+@every_variant
+def test_fresh_model_answers_zero(variant):
+    model = small(**variant)
+    assert torch.equal(model(images_for(model)), torch.zeros(2, 5))
+
+
+def test_zero_init_starts_blocks_as_the_identity():
+    x = torch.randn(2, 7, 16)
+    assert torch.equal(small(zero_init=True).blocks[1](x), x)
+    assert not torch.allclose(small().blocks[1](x), x, atol=0.1)
+
+
+def test_layer_scale_starts_branches_small():
+    model, x = small(layer_scale=1e-4), torch.randn(2, 7, 16)
+    block = model.blocks[0]
+    assert (block.scale1.gamma == 1e-4).all() and block.scale2.gamma.shape == (16,)
+    assert 0 < (block(x) - x).abs().max() < 1e-2
+
+
+def test_layer_scale_multiplies_each_branch_by_channel():
+    plain, scaled = small(), small(layer_scale=1.0)
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(2, 7, 16)
+    torch.testing.assert_close(scaled.blocks[0](x), plain.blocks[0](x))
+    gamma = torch.arange(16.0)
+    scaled.blocks[0].scale1.gamma.data, scaled.blocks[0].scale2.gamma.data = gamma, torch.zeros(16)
+    expected = x + gamma * plain.blocks[0].attention(plain.blocks[0].norm1(x))
+    torch.testing.assert_close(scaled.blocks[0](x), expected)
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["mean", "attention"])
+def test_mean_is_over_patches_only(pool):
+    model = small(pool=pool, registers=2)
+    tokens = torch.randn(2, 8, 16)
+    torch.testing.assert_close(model.pool(tokens), tokens[:, 2:].mean(dim=1))  # attention starts as the mean
+    changed = torch.cat([torch.randn(2, 2, 16), tokens[:, 2:]], dim=1)
+    assert torch.equal(model.pool(changed), model.pool(tokens))
+
+
+def test_attention_pool_weighs_patches_by_their_score():
+    model = randomised(small(pool="attention"))
+    tokens = torch.randn(2, 6, 16)
+    weights = model.pool.score(tokens).softmax(dim=1)
+    assert weights.std() > 0.01
+    torch.testing.assert_close(model.pool(tokens), (weights * tokens).sum(dim=1))
+
+
+def test_registers_are_read_by_the_other_tokens():
+    model = randomised(small(registers=2))
+    images = images_for(model)
+    before = model(images)
+    model.registers.data *= -1
+    assert (model(images) - before).abs().max() > 1e-3
+
+
+def test_rmsnorm_has_no_bias_and_does_not_centre():
+    model = small(norm="rmsnorm")
+    x = torch.randn(2, 7, 16) + 3
+    assert not hasattr(model.norm, "bias")
+    torch.testing.assert_close(model.norm(x), x / x.square().mean(dim=-1, keepdim=True).sqrt())
+
+
+def test_norm_epsilon_reaches_every_norm():
+    model = small(norm_eps=0.5, qk_norm=True)
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) == 4 * 3 + 1
+    assert {norm.eps for norm in norms} == {0.5}
+
+
+def test_bias_option_is_about_the_maps_in_the_blocks():
+    model = small(bias=False, qk_norm=True)
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert [name for name, linear in linears.items() if linear.bias is not None] == ["head"]
+    assert model.patches.proj.bias is not None and model.blocks[0].norm1.bias is not None
+
+
+def test_head_hidden_puts_a_tanh_layer_before_the_classes():
+    model = randomised(small(head_hidden=6))
+    x = torch.randn(2, 16)
+    first, _, last = model.head
+    assert first.weight.shape == (6, 16) and last.weight.shape == (5, 6)
+    torch.testing.assert_close(model.head(x), last(first(x).tanh()))
+
+
+# --- dropout and stochastic depth ------------------------------------------------------------------------
+
+
+def test_dropout_follows_positions_and_every_map_but_q_k_v():
+    model = small(dropout=0.25)
+    dropouts = [name for name, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p == 0.25]
+    blocks = [f"blocks.{i}.{name}" for i in range(3) for name in ("drop", "mlp.drop1", "mlp.drop2")]
+    assert dropouts == ["drop", *blocks]
+
+
+def test_each_dropout_silences_the_map_before_it():
+    model = randomised(small()).train()
+    block, x = model.blocks[0], torch.randn(2, 7, 16)
+    block.drop.p = 1.0  # all of it
+    torch.testing.assert_close(block(x), x + block.mlp(block.norm2(x)))
+    block.mlp.drop1.p = 1.0
+    torch.testing.assert_close(block(x), x + block.mlp.fc2.bias)
+    block.mlp.drop2.p = 1.0
+    assert torch.equal(block(x), x)
+    model.drop.p = 1.0
+    assert not model.embed(images_for(model)).any()
+
+
+def test_dropout_drops_in_training_only():
+    model = randomised(small(dropout=0.5))
+    images = images_for(model)
+    assert torch.equal(model(images), model(images))
+    model.train()
+    assert not torch.equal(model(images), model(images))
+    x = torch.ones(100, 7, 16)
+    dropped = model.blocks[0].drop(x)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+
+
+def test_stochastic_depth_rises_linearly_from_block_to_block():
+    rates = [block.drop_path.rate for block in small(drop_path=0.3, depth=4).blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert small(drop_path=0.3, depth=1).blocks[0].drop_path.rate == 0.0
+
+
+def test_stochastic_depth_drops_its_share_of_the_images_and_keeps_the_mean():
+    drop_path = small(drop_path=0.3).blocks[-1].drop_path
+    x = torch.ones(20_000, 2, 3)
+    out = drop_path(x)
+    image = out[:, 0, 0]
+    assert torch.equal(out, image[:, None, None].expand_as(x))  # an image is kept whole or dropped whole
+    assert image.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    assert (image == 0).float().mean().item() == pytest.approx(0.3, abs=0.015)
+    assert out.mean().item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_stochastic_depth_is_off_in_evaluation():
+    model = randomised(small(drop_path=0.9))
+    plain = small()
+    plain.load_state_dict(model.state_dict())
+    images = images_for(model)
+    assert torch.equal(model(images), plain.eval()(images))
+
+
+def test_dropped_branches_leave_the_image_as_it_is():
+    model = randomised(small(drop_path=0.9)).train()
+    x = torch.randn(200, 7, 16)
+    same = (model.blocks[-1](x) == x).all(dim=(1, 2)).float().mean().item()
+    assert same == pytest.approx(0.81, abs=0.1)  # both branches dropped
+
+
+# --- looking in ------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_trace_is_the_plain_pass(variant):
+    model = randomised(small(**variant))
+    images, outputs = images_for(model), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, output: outputs.append(output))
+    logits = model(images)
+    expected, trace = outputs[:], model.trace(images)
+    N = model.config.tokens
+    assert torch.equal(trace.logits, logits)
+    assert len(trace.blocks) == len(trace.attention) == 3
+    for block, expected_block, weights in zip(trace.blocks, expected, trace.attention, strict=True):
+        assert torch.equal(block, expected_block)
+        assert weights.shape == (2, 2, N, N)
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 2, N))
+
+
+def test_traced_weights_explain_the_next_block():
+    model = randomised(small(positions="rope"))
+    images = images_for(model)
+    trace = model.trace(images)
+    x = model.embed(images)
+    for i, block in enumerate(model.blocks):
+        v = block.attention.split(block.norm1(x), model.rotary)[2]
+        attended = block.attention.proj((trace.attention[i] @ v).transpose(1, 2).flatten(2)) + x
+        x = attended + block.mlp(block.norm2(attended))
+        torch.testing.assert_close(trace.blocks[i], x, rtol=0, atol=1e-5)
+
+
+# --- life ------------------------------------------------------------------------------------------------
+
+
+def test_reset_head_gives_a_fresh_head_and_keeps_the_rest():
+    model = randomised(small())
+    before = {name: value.clone() for name, value in model.state_dict().items() if "head" not in name}
+    model.reset_head(9)
+    assert model.config.num_classes == 9
+    assert torch.equal(model(images_for(model)), torch.zeros(2, 9))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    with pytest.raises(ValueError, match="greater than 0"):
+        model.reset_head(0)
+    assert model.config.num_classes == 9 and model.head.out_features == 9
+
+
+@pytest.mark.parametrize("hidden", [0, 6])
+def test_reset_head_keeps_the_precision_of_the_model(hidden):
+    model = small(head_hidden=hidden).bfloat16()
+    model.reset_head(9)
+    assert model(images_for(model).bfloat16()).dtype == torch.bfloat16
+
+
+@every_variant
+def test_weights_survive_saving_and_loading(variant, tmp_path):
+    model, other = randomised(small(**variant)), small(**variant).eval()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    images = images_for(model)
+    assert torch.equal(model(images), other(images))
+
+
+def test_same_seed_makes_the_same_model():
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(small().state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize("patch_embedding", ["linear", "conv", "conv_stem"])
+@pytest.mark.parametrize("positions", ["learned", "sincos", "sincos_learned", "sincos2d", "rope"])
+def test_residual_stream_stays_float32_under_autocast(positions, patch_embedding):
+    stem = (4,) if patch_embedding == "conv_stem" else ()
+    model = small(positions=positions, registers=1, patch_embedding=patch_embedding, stem_channels=stem)
+    images = images_for(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.embed(images).dtype == torch.float32
+        trace = model.trace(images)
+    assert {block.dtype for block in trace.blocks} == {torch.float32}
+
+
+@every_variant
+def test_autocast_logits_stay_close_to_float32(variant):
+    model = randomised(small(**variant))
+    images = images_for(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = model(images).float()
+    torch.testing.assert_close(low, model(images), rtol=0, atol=0.1)
