@@ -76,13 +76,12 @@ def test_crop_keeps_the_centre_and_squash_keeps_everything():
 def test_crop_equals_resizing_the_shorter_side_and_cutting_the_centre(size):
     noise = np.random.default_rng(0).integers(
         80, 176, (*size[::-1], 3), np.uint8
-    )  # far from where Pillow clips
+    )  # nothing clips
     image, short = Image.fromarray(noise), min(size)
     whole = image.resize([side * 32 // short for side in size], Image.Resampling.BICUBIC)
     left, top = round((whole.width - 32) / 2), round((whole.height - 32) / 2)
     expected = np.asarray(whole.crop((left, top, left + 32, top + 32))).transpose(2, 0, 1)
-    difference = np.abs(rgb(32).fit_image(image).astype(int) - expected)
-    assert difference.max() <= 1 and difference.mean() < 0.2
+    assert np.abs(rgb(32).fit_image(image).astype(int) - expected).max() <= 1
 
 
 def test_shrinking_is_antialiased():

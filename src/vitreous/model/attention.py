@@ -40,9 +40,8 @@ def products_are_faster(q: Tensor) -> bool:
 
     Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
     """
-    N = q.shape[-2]
-    longest = 1024 if q.dtype == torch.bfloat16 else 128
-    return q.device.type == "cpu" and N <= longest
+    tokens = q.shape[-2]
+    return q.device.type == "cpu" and tokens <= (1024 if q.dtype == torch.bfloat16 else 128)
 
 
 class Attention(nn.Module):

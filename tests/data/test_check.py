@@ -1,0 +1,90 @@
+"""Findings and the summary of a set."""
+
+import numpy as np
+from conftest import pixels, preprocess_of, write_folder
+
+from vitreous.data.check import check, summary
+from vitreous.data.images import ImageSet
+from vitreous.data.loaders import Batches, decode
+from vitreous.data.sources import load
+
+
+def balanced(images, **splits):
+    labels = np.arange(len(images)) % 2
+    return ImageSet.from_arrays(images, labels, class_names=["cat", "dog"], **splits)
+
+
+def test_a_clean_set_has_no_findings():
+    made = balanced(pixels(40), test=(pixels(4, seed=1), [0, 1, 0, 1]))
+    assert check(made, made.train, test=made.test) == []
+
+
+def test_copies_and_conflicting_labels_are_counted():
+    images = pixels(40)
+    images[20] = images[4]  # cat and cat
+    images[7] = images[30]  # dog and cat
+    made = balanced(images)
+    assert check(made, made.train) == [
+        "2 training images are exact copies of others, such as row 20 = row 4",
+        "1 of these copies carry another label, such as row 30 ('cat') = row 7 ('dog')",
+    ]
+
+
+def test_leaks_from_validation_and_test_into_train_are_counted():
+    images = pixels(60)
+    made = balanced(images[:40], val=(images[[40, 3]], [0, 1]), test=(images[[41, 5, 9]], [0, 1, 1]))
+    assert check(made, made.train, made.val, made.test) == [
+        "1 of 2 validation images are also in train, such as row 1 = row 3",
+        "2 of 3 test images are also in train, such as row 1 = row 5",
+    ]
+
+
+def test_imbalance_and_rare_classes_are_named():
+    made = ImageSet.from_arrays(pixels(40), [0] * 31 + [1] * 9, class_names=["cat", "dog"])
+    assert check(made, made.train) == [
+        "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'",
+        "1 classes have fewer than 10 training images: 'dog' (9)",
+    ]
+    even = ImageSet.from_arrays(pixels(40), [0] * 30 + [1] * 10)
+    assert check(even, even.train) == []
+
+
+def test_findings_name_the_files(tmp_path):
+    write_folder(tmp_path, {"a": 20, "b": 20})
+    (tmp_path / "b" / "x.png").write_bytes((tmp_path / "a" / "3.png").read_bytes())
+    image_set = load(tmp_path)
+    findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
+    assert findings[0].endswith(f"such as {tmp_path / 'b' / 'x.png'} = {tmp_path / 'a' / '3.png'}")
+
+
+def test_the_test_split_is_not_read_unless_given(tmp_path, monkeypatch):
+    write_folder(tmp_path / "train", {"a": 10, "b": 10})
+    write_folder(tmp_path / "test", {"a": 2, "b": 2})
+    image_set = load(tmp_path)
+    decoded = decode(image_set.train, preprocess_of())
+    monkeypatch.setattr(type(image_set.test.images), "read", None)
+    assert check(image_set, decoded) == []
+    assert set(summary(image_set, decoded)["hash"]) == {"train"}
+
+
+def test_the_summary_counts_and_hashes():
+    made = balanced(pixels(40), test=(pixels(3), [0, 1, 1]))
+    facts = summary(made, made.train)
+    assert facts["counts"] == {"train": 40, "test": 3} and facts["classes"] == ["cat", "dog"]
+    assert facts["per_class"] == {"train": [20, 20], "test": [1, 2]} and facts["source"] == "arrays"
+    assert len(facts["hash"]["train"]) == 64 and summary(made, made.train) == facts
+    other = pixels(40)
+    other[39, 2, 7, 7] ^= 1
+    changed = balanced(other)
+    assert summary(changed, changed.train)["hash"] != facts["hash"]
+    swapped = ImageSet.from_arrays(pixels(40), 1 - made.train.labels)
+    assert summary(swapped, swapped.train)["hash"] != facts["hash"]
+
+
+def test_a_batches_object_is_checked_as_its_split_is():
+    images = pixels(40)
+    images[20] = images[4]
+    made = balanced(images)
+    batches = Batches(made.train, preprocess_of(), batch_size=8)
+    assert check(made, batches) == check(made, made.train) != []
+    assert summary(made, batches) == summary(made, made.train)

@@ -1,0 +1,222 @@
+"""Sets of images: what they accept, how they are split, how they are read."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from conftest import pixels, preprocess_of, to_image, write_folder
+
+from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split, open_image
+from vitreous.data.sources import load
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize(
+    "arrange",
+    [lambda x: x, lambda x: np.ascontiguousarray(x.transpose(0, 2, 3, 1)), lambda x: (x / 255).astype("f4")],
+    ids=["channels first", "channels last", "floats"],
+)
+def test_arrays_of_every_layout_give_the_same_pixels(kind, arrange):
+    expected = pixels(6)
+    made = ImageSet.from_arrays(kind(arrange(expected)), [0, 1, 2] * 2)
+    np.testing.assert_array_equal(made.train.images.array, expected)
+    assert made.train.labels.dtype == np.int64 and made.class_names == ("0", "1", "2")
+
+
+def test_gray_arrays_need_no_channel():
+    made = ImageSet.from_arrays(pixels(4, 1)[:, 0], [0, 1, 0, 1], test=(pixels(2, 1)[:, 0], [0, 1]))
+    assert made.train.images.shape == (1, 8, 8) and len(made.test) == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "reason"),
+    [
+        (pixels(4).astype(np.int32), [0, 1, 0, 1], r"int32 in \d+\.\.\d+: give uint8, or floats in 0\.\.1"),
+        (pixels(4) * 1.0, [0, 1, 0, 1], r"float64 in .*: give uint8, or floats in 0\.\.1"),
+        (np.full((2, 8, 8), np.nan), [0, 1], "nan"),
+        (np.zeros((4, 8), np.uint8), [0, 1, 0, 1], r"shape \(4, 8\): give \(N, H, W\)"),
+        (pixels(4), [0, 1, 0], "4 images with 3 labels"),
+        (pixels(4), [0.0, 1.0, 0.0, 1.0], "float64"),
+        (pixels(4), np.eye(4, dtype=int), r"int64 \(4, 4\): give one integer"),
+        (pixels(4), [1, 2, 1, 2], r"train labels are \[1, 2\]: count from 0"),
+        (pixels(4), [0, 0, 0, 0], "has one class"),
+    ],
+)
+def test_bad_arrays_are_refused(images, labels, reason):
+    with pytest.raises(ValueError, match=reason):
+        ImageSet.from_arrays(images, labels)
+
+
+def test_labels_are_checked_against_the_classes():
+    with pytest.raises(ValueError, match=r"train labels 0\.\.2 are not within 0\.\.1"):
+        ImageSet.from_arrays(pixels(3), [0, 1, 2], class_names=["a", "b"])
+    with pytest.raises(ValueError, match="test has class 'c' that train lacks"):
+        ImageSet.from_arrays(pixels(2), [0, 1], test=(pixels(1), [2]), class_names=["a", "b", "c"])
+    with pytest.raises(ValueError, match="repeat"):
+        ImageSet.from_arrays(pixels(2), [0, 1], class_names=["a", "a"])
+    ImageSet.from_arrays(pixels(2), [0, 1], test=(pixels(1), [1]))  # a class may be missing from test
+
+
+def test_validation_split_is_stratified_and_seeded():
+    labels = np.repeat([0, 1, 2], [100, 50, 10])
+    made = ImageSet.from_arrays(pixels(160, 1, 2), labels)
+    cut = made.with_validation(0.2, seed=1)
+    assert np.bincount(cut.val.labels).tolist() == [20, 10, 2]
+    assert np.bincount(cut.train.labels).tolist() == [80, 40, 8]
+    rows = np.concatenate([cut.train.images.rows, cut.val.images.rows])
+    assert sorted(rows) == list(range(160))
+    np.testing.assert_array_equal(labels[cut.val.images.rows], cut.val.labels)
+    again, other = made.with_validation(0.2, seed=1), made.with_validation(0.2, seed=2)
+    assert again.val.images.rows.tolist() == cut.val.images.rows.tolist() != other.val.images.rows.tolist()
+
+
+def test_given_validation_images_are_kept():
+    made = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1], val=(pixels(2), [0, 1]))
+    assert made.with_validation(0.5) is made
+    without = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1])
+    assert without.with_validation(0).val is None
+
+
+def test_a_class_with_one_image_stays_in_train():
+    cut = ImageSet.from_arrays(pixels(21), [0] * 10 + [1] * 10 + [2]).with_validation(0.2)
+    assert np.bincount(cut.train.labels).tolist() == [8, 8, 1] and len(cut.val) == 4
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1, 1.5, float("nan")])
+def test_a_fraction_outside_its_range_is_refused(fraction):
+    with pytest.raises(ValueError, match=r"not within 0\.\.1"):
+        ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).with_validation(fraction)
+
+
+def test_a_fraction_too_small_for_the_classes_names_one_that_works():
+    made = ImageSet.from_arrays(pixels(100, 1, 2), np.repeat(np.arange(10), 10))
+    with pytest.raises(ValueError, match=r"10 classes on both sides: use 0\.1 to 0\.9"):
+        made.with_validation(0.05)
+    assert len(made.with_validation(0.1).val) == 10
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A map-style dataset that counts its reads."""
+
+    def __init__(self, images, labels, **attributes):
+        self.images, self.labels, self.reads = images, labels, 0
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, row):
+        self.reads += 1
+        return self.images[row], self.labels[row]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        to_image,
+        lambda x: x.transpose(1, 2, 0),
+        torch.from_numpy,
+        lambda x: torch.from_numpy(x) / 255,
+    ],
+    ids=["pictures", "arrays", "tensors", "float tensors"],
+)
+def test_datasets_of_every_item_kind_give_the_same_pixels(convert):
+    expected = pixels(6)
+    made = ImageSet.from_dataset(Pairs([convert(x) for x in expected], [0, 1, 2] * 2))
+    assert made.train.images.shape == (3, 8, 8) and made.train.images.channels == 3
+    np.testing.assert_array_equal(made.train.images.read(np.arange(6), preprocess_of()), expected)
+    assert made.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_targets_of_a_dataset_save_reading_its_images():
+    test = Pairs(pixels(4), [0, 1, 0, 1], targets=[0, 1, 0, 1])
+    train = Pairs(pixels(4), [0, 1, 0, 1], targets=torch.tensor([0, 1, 0, 1]), classes=["cat", "dog"])
+    made = ImageSet.from_dataset(train, test=test)
+    assert made.class_names == ("cat", "dog") and test.reads == train.reads == 0
+    transformed = Pairs(pixels(4), [1, 0, 1, 0], targets=[0, 1, 0, 1], target_transform=lambda x: 1 - x)
+    assert ImageSet.from_dataset(transformed).train.labels.tolist() == [1, 0, 1, 0]
+
+
+def test_dataset_classes_are_matched_by_name():
+    train = Pairs(pixels(3), [0, 1, 2], classes=["ant", "bee", "cat"])
+    made = ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, 1], classes=["bee", "cat"]))
+    assert made.test.labels.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="val has class 'dog' that train lacks; train has ant, bee, cat"):
+        ImageSet.from_dataset(train, val=Pairs(pixels(1), [0], classes=["dog"]))
+
+
+def test_dataset_items_that_are_no_pairs_are_refused():
+    with pytest.raises(ValueError, match=r"must be pairs \(image, label\), not dict"):
+        ImageSet.from_dataset([{"image": 1, "label": 0}])
+
+
+def test_taking_rows_and_reading_agree():
+    images = ArrayImages(pixels(10))
+    taken = images.take(np.array([7, 2, 5])).take(np.array([2, 0]))
+    np.testing.assert_array_equal(taken.array, pixels(10)[[5, 7]])
+    np.testing.assert_array_equal(taken.read(np.array([1]), preprocess_of()), pixels(10)[[7]])
+    assert taken.describe(0) == "row 5" and images.array is images.pixels
+
+
+def test_arrays_of_another_size_are_fitted():
+    read = ArrayImages(pixels(3, 1)).read(np.array([1]), preprocess_of(3, 4))
+    np.testing.assert_array_equal(read[0], preprocess_of(3, 4).fit_array(pixels(3, 1)[1]))
+
+
+def test_a_memory_map_travels_as_its_path(tmp_path):
+    np.save(tmp_path / "x.npy", pixels(200, 3, 32))
+    images = ArrayImages(np.load(tmp_path / "x.npy", mmap_mode="r")).take(np.array([150, 3]))
+    content = pickle.dumps(images)
+    assert len(content) < 5000 < images.pixels.nbytes
+    np.testing.assert_array_equal(pickle.loads(content).array, pixels(200, 3, 32)[[150, 3]])
+    part = ArrayImages(images.pixels[100:])  # a part of a map has no file of its own
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).array, pixels(200, 3, 32)[100:])
+
+
+def test_files_tell_size_and_channels_from_their_headers(tmp_path):
+    write_folder(tmp_path, {"a": 2, "b": 2}, channels=1)
+    same = load(tmp_path).train.images
+    assert same.shape == (1, 8, 8) and same.channels == 1
+    to_image(pixels(1, 3, 9)[0]).save(tmp_path / "b" / "big.png")
+    mixed = load(tmp_path).train.images
+    assert mixed.shape is None and mixed.channels == 3
+
+
+def test_a_file_key_changes_with_the_files(tmp_path):
+    write_folder(tmp_path, {"a": 2, "b": 2})
+    images = load(tmp_path).train.images
+    assert images.key() == images.take(np.array([0])).key() == load(tmp_path).train.images.key()
+    before = images.key()
+    to_image(pixels(1, 3, 9)[0]).save(tmp_path / "a" / "0.png")
+    assert images.key() != before
+    assert FileImages(images.paths[1:]).key() != images.key()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "no picture"), (b"hello", "no picture"), (None, "No such file"), ("half", "truncated")],
+)
+def test_a_broken_file_is_named_with_its_reason(tmp_path, content, reason):
+    file = tmp_path / "x.png"
+    if content == "half":
+        to_image(pixels(1, 3, 64)[0]).save(file)
+        content = file.read_bytes()[:2000]
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BrokenImage, match=rf"x\.png: .*{reason}"):
+        FileImages([file]).read(np.array([0]), preprocess_of())
+    with pytest.raises(BrokenImage, match=rf"x\.png: .*{reason}"):
+        open_image(file)
+
+
+def test_an_opened_image_can_be_fitted(tmp_path):
+    frames = [to_image(x) for x in pixels(2, 1)]
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    fitted = preprocess_of(1).fit_image(open_image(tmp_path / "x.gif"))
+    np.testing.assert_array_equal(fitted, pixels(2, 1)[0])  # the first frame
+
+
+def test_a_split_has_one_label_an_image():
+    with pytest.raises(ValueError, match="12 images with 11 labels"):
+        Split(ArrayImages(pixels(12)), np.zeros(11, np.int64))
