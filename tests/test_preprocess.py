@@ -74,9 +74,7 @@ def test_crop_keeps_the_centre_and_squash_keeps_everything():
 
 @pytest.mark.parametrize("size", [(37, 80), (80, 37), (64, 64), (20, 61)])
 def test_crop_equals_resizing_the_shorter_side_and_cutting_the_centre(size):
-    noise = np.random.default_rng(0).integers(
-        80, 176, (*size[::-1], 3), np.uint8
-    )  # nothing clips
+    noise = np.random.default_rng(0).integers(80, 176, (*size[::-1], 3), np.uint8)  # nothing clips
     image, short = Image.fromarray(noise), min(size)
     whole = image.resize([side * 32 // short for side in size], Image.Resampling.BICUBIC)
     left, top = round((whole.width - 32) / 2), round((whole.height - 32) / 2)
@@ -130,6 +128,7 @@ def deep(value, dtype):
         (deep(100, np.int32), (100, 100, 100)),
         (deep(0.5, np.float32), (128, 128, 128)),
         (deep(100.2, np.float32), (100, 100, 100)),
+        (deep(255, np.float32), (255, 255, 255)),
     ],
     ids=lambda value: value.mode if isinstance(value, Image.Image) else None,
 )
@@ -207,9 +206,7 @@ def test_arrays_of_many_channels_fit_channel_by_channel():
 def test_normalise_is_the_formula_for_bytes_and_for_floats():
     preprocess = Preprocess(image_size=4, mean=(0.1, 0.4, 0.7), std=(0.2, 0.3, 0.4))
     images = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
-    mean, std = (
-        torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (preprocess.mean, preprocess.std)
-    )
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (preprocess.mean, preprocess.std))
     expected = (images.double() / 255 - mean) / std
     for given in (images, images.float() / 255, images.double() / 255):
         before = given.clone()

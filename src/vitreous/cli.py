@@ -71,8 +71,11 @@ def train(
     from rich.console import Console
 
     from vitreous.train.choose import choose_recipe
+    from vitreous.train.folder import claim
     from vitreous.train.run import train as run_training
 
+    if resume:
+        claim(out, resume=True)
     console = Console()
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
     if reason:
@@ -150,12 +153,13 @@ def summary(
     classes: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
+    from pydantic import ValidationError
     from rich.console import Console
 
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
-    from vitreous.recipe import read_recipe, recipe_names
+    from vitreous.recipe import one_line, read_recipe, recipe_names
     from vitreous.weights.bundle import find_bundle, read_config
 
     if model.partition("/")[0] in SIZES:
@@ -166,7 +170,11 @@ def summary(
         fields = read_config(find_bundle(model))[0].model_dump()
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}
     fields |= {key: value for key, value in given.items() if value is not None}
-    Console().print(render(summarise(ViTConfig(**fields))))
+    try:
+        config = ViTConfig(**fields)
+    except ValidationError as error:
+        raise ValueError(one_line(error)) from error
+    Console().print(render(summarise(config)))
 
 
 @app.command()

@@ -17,7 +17,7 @@ SIDE = 2048  # of the multiplied matrices
 
 def examine(console: Console) -> None:
     """Print versions, devices, matrix-product rates and findings."""
-    console.print(f"Python {platform.pythoninstalled()}, {platform.platform()}", highlight=False, soft_wrap=True)
+    console.print(f"Python {platform.python_version()}, {platform.platform()}", highlight=False, soft_wrap=True)
     console.print(", ".join(f"{name} {installed(name)}" for name in BASE), highlight=False, soft_wrap=True)
     for name, extra in OPTIONAL.items():
         state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'

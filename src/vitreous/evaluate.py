@@ -66,7 +66,11 @@ def evaluate(
         labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
         chosen = Split(chosen.images, labels)
     figures, _, _ = judge(
-        bundle, chosen, device=where, precision=pick_precision(precision, where), skip_broken=skip_broken
+        bundle,
+        chosen,
+        device=where,
+        precision=pick_precision(precision, where),
+        skip_broken=skip_broken or image_set.skip_broken,
     )
     return figures
 

@@ -50,8 +50,9 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
     figure.colorbar(shown, ax=axes, label="share of the true class", shrink=0.8)
     axes.set(xlabel="answered", ylabel="true")
     if K <= 40:
-        axes.set_xticks(range(K), class_names, rotation=90 if max(map(len, class_names)) > 2 else 0)
-        axes.set_yticks(range(K), class_names)
+        rotation = 90 if max(map(len, class_names)) > 2 else 0
+        axes.set_xticks(range(K), class_names, rotation=rotation, parse_math=False)
+        axes.set_yticks(range(K), class_names, parse_math=False)
     if K <= 20:
         for row, column in np.argwhere(counts > 0):
             color = "white" if shares[row, column] > 0.5 else "black"
@@ -69,5 +70,5 @@ def image_grid(images: np.ndarray, titles: Sequence[str], path: Path, columns: i
         gray = image.shape[0] == 1
         pixels = image[0] if gray else image[:3].transpose(1, 2, 0)
         axes.imshow(pixels, cmap="gray" if gray else None, vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(title[:24], fontsize=7)
+        axes.set_title(title[:24], fontsize=7, parse_math=False)
     _save(figure, path)

@@ -70,16 +70,13 @@ def predict(
         pixels: list[np.ndarray] = []
         for image in images:
             try:
-                if isinstance(image, Image.Image):
-                    pixels.append(bundle.preprocess.fit_image(image))
-                else:
-                    pixels.append(FileImages([image]).read([0], bundle.preprocess)[0])
+                pixels.append(_read(image, bundle.preprocess))
             except BrokenImage as error:
                 if broken is None:
                     raise
                 broken.append(error)
                 continue
-            names.append(str(getattr(image, "filename", image)))
+            names.append(_name(image))
             if len(pixels) == batch_size:
                 yield torch.from_numpy(np.stack(pixels)).to(where)
                 pixels.clear()
@@ -91,6 +88,20 @@ def predict(
         values, indices = logits.softmax(dim=1).topk(top, dim=1)
         for name, value, index in zip(answered, values.tolist(), indices.tolist(), strict=True):
             yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
+
+
+def _read(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
+    """The pixels that the model reads, uint8 (C, H, W). Raises BrokenImage."""
+    if not isinstance(image, Image.Image):
+        return FileImages([image]).read([0], preprocess)[0]
+    try:
+        return preprocess.fit_image(image)
+    except Exception as error:  # an opened file is decoded here, and decoders raise nearly anything
+        raise BrokenImage(f"{_name(image)}: {error}") from error
+
+
+def _name(image: Path | str | Image.Image) -> str:
+    return str(getattr(image, "filename", "") or image)
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:

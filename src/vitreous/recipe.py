@@ -223,6 +223,9 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"'{override}' is not key=value: write, for example, epochs=10 or optim.learning_rate=1e-3")
+    if key in Recipe.model_fields and key not in keys():
+        first = next(k for k in keys() if k.startswith(f"{key}."))
+        raise ValueError(f"{key} is a section: set one of its keys, such as {first}")
     if key != "model.size" and key not in keys():
         raise ValueError(f"unknown key '{key}'{_nearest_key(key)}")
     try:
@@ -242,7 +245,7 @@ def _nearest_key(key: str) -> str:
     """A hint: the nearest name in the same section, else the same name in another one."""
     section, _, name = key.rpartition(".")
     siblings = [k.rpartition(".")[2] for k in [*keys(), "model.size"] if k.rpartition(".")[0] == section]
-    hint = _nearest(name, siblings)
+    hint = _nearest(name, siblings if section else [*Recipe.model_fields])
     return hint or _nearest(key, keys()) or _nearest_last(name)
 
 

@@ -1,7 +1,7 @@
 """Findings and the summary of a set."""
 
 import numpy as np
-from conftest import pixels, preprocess_of, write_folder
+from image_samples import pixels, preprocess_of, write_folder
 
 from vitreous.data.check import check, summary
 from vitreous.data.images import ImageSet
@@ -43,7 +43,7 @@ def test_imbalance_and_rare_classes_are_named():
     made = ImageSet.from_arrays(pixels(40), [0] * 31 + [1] * 9, class_names=["cat", "dog"])
     assert check(made, made.train) == [
         "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'",
-        "1 classes have fewer than 10 training images: 'dog' (9)",
+        "1 class has fewer than 10 training images: 'dog' (9)",
     ]
     even = ImageSet.from_arrays(pixels(40), [0] * 30 + [1] * 10)
     assert check(even, even.train) == []
@@ -51,10 +51,10 @@ def test_imbalance_and_rare_classes_are_named():
 
 def test_findings_name_the_files(tmp_path):
     write_folder(tmp_path, {"a": 20, "b": 20})
-    (tmp_path / "b" / "x.png").write_bytes((tmp_path / "a" / "3.png").read_bytes())
+    (tmp_path / "b" / "x.png").write_bytes((tmp_path / "a" / "003.png").read_bytes())
     image_set = load(tmp_path)
     findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
-    assert findings[0].endswith(f"such as {tmp_path / 'b' / 'x.png'} = {tmp_path / 'a' / '3.png'}")
+    assert findings[0].endswith(f"such as {tmp_path / 'b' / 'x.png'} = {tmp_path / 'a' / '003.png'}")
 
 
 def test_the_test_split_is_not_read_unless_given(tmp_path, monkeypatch):

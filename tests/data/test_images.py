@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from conftest import pixels, preprocess_of, to_image, write_folder
+from image_samples import pixels, preprocess_of, to_image, write_folder
 
 from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split, open_image
 from vitreous.data.sources import load
@@ -188,7 +188,7 @@ def test_a_file_key_changes_with_the_files(tmp_path):
     images = load(tmp_path).train.images
     assert images.key() == images.take(np.array([0])).key() == load(tmp_path).train.images.key()
     before = images.key()
-    to_image(pixels(1, 3, 9)[0]).save(tmp_path / "a" / "0.png")
+    to_image(pixels(1, 3, 9)[0]).save(tmp_path / "a" / "000.png")
     assert images.key() != before
     assert FileImages(images.paths[1:]).key() != images.key()
 

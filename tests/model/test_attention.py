@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vitreous.model import ViTConfig, attention
 from vitreous.model.attention import Attention, attend, attention_weights, products_are_faster
-from vitreous.model.positions import rotary_table
+from vitreous.model.positions import rotary_table, rotate
 
 
 def make(**changes) -> Attention:
@@ -95,6 +95,13 @@ def rows(layer: Attention, part: int) -> tuple[Tensor, Tensor]:
     """Weight and bias of queries (0), keys (1) or values (2)."""
     D = layer.proj.in_features
     return layer.qkv.weight[part * D : part * D + D], layer.qkv.bias[part * D : part * D + D]
+
+
+def test_rotation_turns_queries_and_keys_and_leaves_values():
+    layer, x, table = make(), torch.randn(2, 7, 24), rotary_table((2, 3), 8, 1)
+    q, k, v = layer.split(x, None)
+    for part, expected in zip(layer.split(x, table), (rotate(q, *table), rotate(k, *table), v), strict=True):
+        assert torch.equal(part, expected)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])

@@ -363,11 +363,12 @@ def test_same_seed_makes_the_same_model():
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.parametrize("pool", ["cls", "mean"])
 @pytest.mark.parametrize("patch_embedding", ["linear", "conv", "conv_stem"])
 @pytest.mark.parametrize("positions", ["learned", "sincos", "sincos_learned", "sincos2d", "rope"])
-def test_residual_stream_stays_float32_under_autocast(positions, patch_embedding):
+def test_residual_stream_stays_float32_under_autocast(positions, patch_embedding, pool):
     stem = (4,) if patch_embedding == "conv_stem" else ()
-    model = small(positions=positions, registers=1, patch_embedding=patch_embedding, stem_channels=stem)
+    model = small(positions=positions, pool=pool, patch_embedding=patch_embedding, stem_channels=stem)
     images = images_for(model)
     with torch.autocast("cpu", torch.bfloat16):
         assert model.embed(images).dtype == torch.float32

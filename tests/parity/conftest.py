@@ -1,18 +1,16 @@
 import torch
 
 
-def declare_torchvision_operators() -> torch.library.Library | None:
+def declare_torchvision_operators() -> None:
     """On a CPU build of torch, PyPI's torchvision does not import, nor what imports it, without two operators."""
     try:
         import torchvision  # noqa: F401
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return library
     except ImportError:
         pass
-    return None
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
 
 
-operators = declare_torchvision_operators()  # held: they live as long as it does
+declare_torchvision_operators()

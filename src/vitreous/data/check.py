@@ -60,7 +60,8 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
     if len(rare := np.flatnonzero(counts < RARE)):
         named = ", ".join(f"'{class_names[i]}' ({counts[i]})" for i in rare[:5])
         more = ", ..." if len(rare) > 5 else ""
-        findings.append(f"{len(rare)} classes have fewer than {RARE} training images: {named}{more}")
+        which = "1 class has" if len(rare) == 1 else f"{len(rare)} classes have"
+        findings.append(f"{which} fewer than {RARE} training images: {named}{more}")
     return findings
 
 

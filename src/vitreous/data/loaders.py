@@ -23,7 +23,7 @@ log = logging.getLogger("vitreous")
 
 IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
 MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
-PART = 128  # images decoded at a time
+PART = 32  # images decoded at a time
 REPORTED = 20  # broken images that are logged one by one
 
 Progress = Callable[[int, int], None]  # gets images done and images in all

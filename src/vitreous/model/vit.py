@@ -153,7 +153,9 @@ class ViT(nn.Module):
             prefix = [token + self.positions[:, :1] for token in prefix]
         if self.registers is not None:  # they stand nowhere
             prefix.append(self.registers)
-        return self.drop(torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1))
+        if prefix:
+            x = torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1)
+        return self.drop(x)
 
     @property
     def rotary(self) -> tuple[Tensor, Tensor] | None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
-from vitreous.data.sources import load
+from vitreous.data.sources import HUB, load
 from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 
 SMALL = 64  # pixels a side, up to which images are read as they are
@@ -18,8 +18,8 @@ def choose_recipe(
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
     another is asked for. A recipe that is named nowhere is the one called like DATA, else one for its size.
     """
-    if run is not None and not (source or name or overrides) and (run / "recipe.yaml").is_file():
-        return read_recipe(str(run / "recipe.yaml")), None, ""
+    if run is not None and not (source or name):
+        return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
@@ -35,7 +35,7 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if Path(source).exists():
+    if source not in ("digits", *HUB) and Path(source).exists():
         source = str(Path(source).resolve())
     fields = recipe.model_dump(exclude_unset=True)
     fields["data"] = fields.get("data", {}) | {"source": source}

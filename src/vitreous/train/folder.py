@@ -14,7 +14,8 @@ from vitreous.doctor import BASE, installed
 from vitreous.recipe import Recipe, read_recipe
 
 FIRST_BATCH = Path("plots/first_batch.png")
-DRY_RUN = {Path("plots"), FIRST_BATCH}
+LOG = Path("train.log")
+NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
 
 
 def free_folder(name: str) -> Path:
@@ -37,7 +38,7 @@ def claim(folder: Path, resume: bool) -> None:
             raise ValueError(f"the run in {folder} is finished: start another one with --out")
     elif is_run:
         raise ValueError(f"{folder} already holds a run: go on with it by --resume, or name another folder with --out")
-    elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*")} - DRY_RUN:
+    elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*")} - NO_RUN:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 

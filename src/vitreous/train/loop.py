@@ -1,5 +1,6 @@
 """The training loop; a step is: augment -> normalise -> model -> loss -> backward -> clip -> step -> average."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -137,6 +138,7 @@ def train_loop(
             )
             images = preprocess.normalise(images)
 
+            batch_loss = torch.zeros((), device=engine.device)
             parts = list(zip(images.chunk(optim.accumulate), targets.chunk(optim.accumulate), strict=True))
             for i, (part, target) in enumerate(parts):
                 with engine.gradients(model, last=i == len(parts) - 1):
@@ -148,6 +150,7 @@ def train_loop(
                     best_guess = target if target.ndim == 1 else target.argmax(dim=1)
                     hits = (logits.argmax(dim=1) == best_guess).sum()
                     totals += torch.stack([loss.detach().double() * len(part), hits.double()])
+                    batch_loss += loss.detach() * len(part) / len(images)
 
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
@@ -160,16 +163,12 @@ def train_loop(
 
             state.step += 1
             state.images += len(images) * engine.processes
-            hooks.on_step(state, loss.detach())
+            hooks.on_step(state, batch_loss)
             now = time.monotonic()
             if now - last_report > 0.5 or state.step == steps:  # reading the loss waits for the device
                 last_report = now
                 mean_loss = totals[0].item() / (state.images / engine.processes)
-                if not np.isfinite(mean_loss):
-                    raise FloatingPointError(
-                        f"the loss is {mean_loss} at step {state.step} of epoch {state.epoch + 1}: lower "
-                        "optim.learning_rate or set optim.clip"
-                    )
+                _check_finite(mean_loss, state)
                 hooks.report(state, mean_loss)
             stop = hooks.stop_requested()
             if (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps:
@@ -191,6 +190,7 @@ def train_loop(
         if val is not None:
             logits = split_logits(judged, val, preprocess, precision)
             row["val_loss"] = F.cross_entropy(logits, val.labels).item()
+            _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
             row["val_top1"] = (logits.argmax(dim=1) == val.labels).double().mean().item()
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
@@ -204,7 +204,7 @@ def train_loop(
         state.loss = state.hits = 0.0
         hooks.on_epoch(row)
 
-        stop, over = hooks.stop_requested(), state.epoch == recipe.epochs
+        stop, over = hooks.stop_requested(), state.epoch == recipe.epochs or _out_of_patience(state, recipe)
         if stop or over or time.monotonic() - last_save > CHECKPOINT_SECONDS:
             last_save = time.monotonic()
             hooks.save()
@@ -215,6 +215,14 @@ def train_loop(
         state.best_epoch = state.epoch
         hooks.keep(engine.unwrap(model) if average is None else average.module)
     return True
+
+
+def _check_finite(loss: float, state: State) -> None:
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: lower optim.learning_rate or set "
+            "optim.clip"
+        )
 
 
 def _out_of_patience(state: State, recipe: Recipe) -> bool:

@@ -31,6 +31,7 @@ from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import (
     FIRST_BATCH,
+    LOG,
     check_same_recipe,
     claim,
     environment,
@@ -365,7 +366,7 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 def _log_file(folder: Path) -> Iterator[None]:
     """While inside, what is logged also goes to `train.log`."""
     folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / "train.log", delay=True)
+    handler = logging.FileHandler(folder / LOG, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     try:

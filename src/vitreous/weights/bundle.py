@@ -51,6 +51,8 @@ class Bundle:
         model_config, preprocess, class_names = read_config(folder)
         try:
             weights = load_file(folder / WEIGHTS, device="cpu")
+        except FileNotFoundError as error:
+            raise ValueError(f"{folder} has no {WEIGHTS}: give a folder with {WEIGHTS} and {CONFIG}") from error
         except SafetensorError as error:
             raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from error
         model = ViT(model_config)
@@ -69,6 +71,8 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...]]:
             Preprocess.model_validate(config["preprocess"]),
             tuple(map(str, config["class_names"])),
         )
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except ValidationError as error:
         raise ValueError(f"{file} does not describe a model: {error.errors()[0]['msg']}") from error
     except (ValueError, KeyError, TypeError) as error:

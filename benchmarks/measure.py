@@ -1,0 +1,64 @@
+"""What the benchmarks share: fair timing, and the machine that a figure belongs to."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitreous.doctor import matmul_rate
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(
+    variants: dict[Any, Callable[[], object]], device: torch.device, rounds: int, calls: int
+) -> dict[Any, dict[str, float]]:
+    """Time variants side by side: each round runs all of them, so that a slow moment of the machine hits all.
+
+    Returns, for each variant, the seconds of a call: the median over the rounds, and both quartiles.
+    """
+    for call in variants.values():
+        call()  # warm-up
+    seconds: dict[Any, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, call in variants.items():
+            start = now(device)
+            for _ in range(calls):
+                call()
+            seconds[name].append((now(device) - start) / calls)
+    quartiles = {name: statistics.quantiles(times, n=4, method="inclusive") for name, times in seconds.items()}
+    return {name: {"low": low, "median": mid, "high": high} for name, (low, mid, high) in quartiles.items()}
+
+
+def now(device: torch.device) -> float:
+    """The time in seconds, when all work given to the device is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Hardware, versions and the rate of a plain matrix product in GFLOP/s."""
+    capabilities = torch.cpu.get_capabilities()
+    return {
+        "processor": capabilities.get("cpu_name", "unknown"),
+        "cores": capabilities.get("num_physical_cores"),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "matmul_gflops": {
+            "float32": round(matmul_rate(device, torch.float32)),
+            "bf16": round(matmul_rate(device, torch.bfloat16)),
+        },
+    }
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    """Write results as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"written to {path.name}")

@@ -1,0 +1,33 @@
+"""For all tests: no cache outside the test's own folder, and one thread, so that tests beside each other stay fast."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads, and for commands started by tests
+
+import pytest
+import torch
+from tiny import tiny_recipe, tiny_set
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Decoded images are kept where the test can see them, and nowhere else."""
+    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def image_set():
+    """Three learnable classes of 8 x 8 gray images: 48 to train on, 12 to test."""
+    return tiny_set()
+
+
+@pytest.fixture
+def recipe():
+    """Two epochs of a model of one block."""
+    return tiny_recipe()

@@ -1,0 +1,387 @@
+"""Every kind of source gives the right pixels, labels and class names, or one clear line."""
+
+import gzip
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from image_samples import (
+    encoded,
+    hub_features,
+    hub_images,
+    pixels,
+    preprocess_of,
+    to_image,
+    write_folder,
+    write_parquet,
+)
+
+from vitreous.data import sources
+from vitreous.data.sources import load
+
+
+def read(split, channels=3, size=8):
+    return split.images.read(np.arange(len(split)), preprocess_of(channels, size))
+
+
+def test_importing_data_is_light():
+    heavy = "{'sklearn', 'scipy', 'pyarrow', 'huggingface_hub', 'matplotlib', 'torchvision'}"
+    code = f"import sys, vitreous.data; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_digits_are_built_in_with_a_fixed_test_split():
+    digits = load("digits")
+    assert {name: len(split) for name, split in digits.splits.items()} == {"train": 1437, "test": 360}
+    assert digits.train.images.shape == (1, 8, 8) and digits.class_names == tuple("0123456789")
+    assert np.bincount(digits.test.labels).min() >= 34  # stratified
+    assert digits.train.images.array.max() == 255 and len(np.unique(digits.train.images.array)) == 17
+    np.testing.assert_array_equal(load("digits").test.images.array, digits.test.images.array)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cifar-10", "did you mean 'cifar10'"),
+        ("minst", "did you mean 'mnist'"),
+        ("no/such/folder", "no file or folder here and no known set: give a path, digits, mnist, fashion-mnist"),
+        ("", "no known set"),
+    ],
+)
+def test_an_unknown_source_is_one_line_with_the_ways_out(name, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_folder_becomes_a_set(tmp_path):
+    expected = write_folder(tmp_path / "pets", {"dog": 3, "cat": 2})
+    pets = load(tmp_path / "pets")
+    assert pets.name == "pets" and pets.source == str(tmp_path / "pets")
+    assert pets.class_names == ("cat", "dog") and pets.val is pets.test is None
+    assert pets.train.labels.tolist() == [0, 0, 1, 1, 1]
+    np.testing.assert_array_equal(read(pets.train), np.concatenate([expected[3:], expected[:3]]))
+
+
+@pytest.mark.parametrize("validation", ["val", "valid", "validation"])
+def test_split_folders_become_splits(tmp_path, validation):
+    write_folder(tmp_path / "train", {"cat": 2, "dog": 3, "eel": 1})
+    held = write_folder(tmp_path / validation, {"cat": 1, "dog": 1})
+    test = write_folder(tmp_path / "test", {"eel": 2, "dog": 1})
+    made = load(str(tmp_path))
+    assert [len(split) for split in (made.train, made.val, made.test)] == [6, 2, 3]
+    assert made.val.labels.tolist() == [0, 1] and made.test.labels.tolist() == [1, 2, 2]
+    np.testing.assert_array_equal(read(made.val), held)
+    np.testing.assert_array_equal(read(made.test), test[[2, 0, 1]])
+
+
+def test_endings_of_any_case_and_nested_files_count_and_hidden_ones_do_not(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "a" / "deep" / "er").mkdir(parents=True)
+    to_image(pixels(1)[0]).save(tmp_path / "a" / "deep" / "er" / "X.JPEG")
+    to_image(pixels(1)[0]).save(tmp_path / "a" / ".hidden.png")
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    write_folder(tmp_path / ".cache", {"c": 1})
+    write_parquet(tmp_path / ".cache" / "x.parquet", {"image": hub_images(pixels(2)), "label": [0, 1]})
+    write_folder(tmp_path / "a" / ".thumbs", {"c": 1})
+    made = load(tmp_path)
+    assert made.class_names == ("a", "b") and made.train.labels.tolist() == [0, 0, 1]
+    assert made.train.images.describe(1).endswith("deep/er/X.JPEG")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_folder(tmp_path, {"train": 1, "car": 1})
+    (tmp_path / "train" / "000.png").rename(tmp_path / "train" / "000.PNG")
+    assert load(tmp_path).class_names == ("car", "train")
+
+
+def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
+    write_folder(tmp_path / "train", {"a": 1, "b": 1})
+    write_folder(tmp_path / "unlabelled", {"c": 1})
+    assert load(tmp_path).class_names == ("a", "b")
+    assert "left out" in caplog.text and "unlabelled" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("folders", "reason"),
+    [
+        ({}, "has no class folders"),
+        ({"a": 2}, r"has one class, \('a',\): at least two are needed"),
+        ({"a": 2, "b": 0}, "b holds no images"),
+        ({"test/a": 1, "test/b": 1}, "has test but no train/<class> folders"),
+        ({"train/a": 1, "train/b": 1, "test/c": 1}, "test has class 'c' that train lacks; train has a, b"),
+    ],
+)
+def test_a_folder_that_is_no_set_says_why(tmp_path, folders, reason):
+    write_folder(tmp_path, folders)
+    with pytest.raises(ValueError, match=reason):
+        load(tmp_path)
+
+
+def test_parquet_of_the_hub_is_read_by_its_metadata(tmp_path):
+    arrays = pixels(12)
+    features = hub_features("cat", "dog", "eel", image="img", label="fine_label") | {
+        "coarse_label": {"_type": "ClassLabel", "names": ["x"]}
+    }
+
+    def write(file, rows, labels):
+        columns = {"thumb": [b""] * len(labels), "coarse_label": [0] * len(labels)}
+        columns |= {"img": hub_images(arrays[rows]), "fine_label": labels}
+        write_parquet(tmp_path / "data" / file, columns, features, row_group_size=2)
+
+    write("train-00000-of-00002.parquet", slice(0, 5), [2, 1, 0, 1, 2])
+    write("train-00001-of-00002.parquet", slice(5, 8), [0, 1, 2])
+    write("validation-00000-of-00001.parquet", slice(8, 10), [1, 0])
+    write("test-00000-of-00001.parquet", slice(10, 12), [2, 2])
+    made = load(tmp_path)
+    assert made.class_names == ("cat", "dog", "eel")
+    assert made.train.labels.tolist() == [2, 1, 0, 1, 2, 0, 1, 2]
+    assert made.val.labels.tolist() == [1, 0] and made.test.labels.tolist() == [2, 2]
+    np.testing.assert_array_equal(read(made.train), arrays[:8])
+    np.testing.assert_array_equal(read(made.val.take(np.array([1]))), arrays[9:10])
+    np.testing.assert_array_equal(read(pickle.loads(pickle.dumps(made.train))), arrays[:8])  # as workers get it
+    assert made.train.images.shape == (3, 8, 8)
+    assert made.train.images.describe(6).endswith("train-00001-of-00002.parquet: row 1")
+
+
+def test_a_parquet_file_of_plain_bytes_and_words_is_read_by_its_types(tmp_path):
+    arrays = pixels(4, 1)
+    columns = {"id": [9, 8, 7, 6], "picture": [encoded(x) for x in arrays], "label": ["eel", "cat", "eel", "cat"]}
+    write_parquet(tmp_path / "pets.parquet", columns)
+    made = load(str(tmp_path / "pets.parquet"))
+    assert made.name == "pets" and made.class_names == ("cat", "eel")
+    assert made.train.labels.tolist() == [1, 0, 1, 0] and made.train.images.channels == 1
+    np.testing.assert_array_equal(read(made.train, 1), arrays)
+
+
+def test_integers_without_names_are_their_own_names(tmp_path):
+    write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(3)), "label": [5, 10, 7]})
+    write_parquet(tmp_path / "test.parquet", {"image": hub_images(pixels(2)), "label": [10, 5]})
+    made = load(tmp_path)
+    assert made.class_names == ("5", "7", "10")
+    assert made.train.labels.tolist() == [0, 2, 1] and made.test.labels.tolist() == [2, 0]
+
+
+def test_parquet_splits_are_matched_by_class_name(tmp_path):
+    train = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    write_parquet(tmp_path / "train.parquet", train, hub_features("cat", "dog"))
+    write_parquet(tmp_path / "test.parquet", train, hub_features("dog", "cat"))
+    assert load(tmp_path).test.labels.tolist() == [1, 0]
+    write_parquet(tmp_path / "test.parquet", train, hub_features("dog", "emu"))
+    with pytest.raises(ValueError, match="test has class 'emu' that train lacks; train has cat, dog"):
+        load(tmp_path)
+
+
+def test_a_test_split_without_labels_is_left_out_and_said(tmp_path, caplog):
+    features = hub_features("cat", "dog")
+    write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(2)), "label": [0, 1]}, features)
+    write_parquet(tmp_path / "test.parquet", {"image": hub_images(pixels(2)), "label": [-1, -1]}, features)
+    assert load(tmp_path).test is None and "test has no labels" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"label": [0, 1]}, r"image columns \[\] and label columns \['label'\]"),
+        ({"image": [b"", b""]}, r"image columns \['image'\] and label columns \[\]"),
+        ({"image": [b"", b""], "p": [0, 1], "q": [0, 1]}, r"label columns \['p', 'q'\]: one of each is needed"),
+        ({"image": [b"", b""], "label": [0, None]}, "needs an integer or a string in every row"),
+        ({"image": [b"", b""], "label": ["a", None]}, "needs an integer or a string in every row"),
+    ],
+)
+def test_parquet_that_is_no_set_says_why(tmp_path, columns, reason):
+    write_parquet(tmp_path / "x.parquet", columns)
+    with pytest.raises(ValueError, match=reason):
+        load(tmp_path / "x.parquet")
+
+
+def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
+    (tmp_path / "x.parquet").write_text("hello")
+    with pytest.raises(ValueError, match=r"x\.parquet is not a parquet file"):
+        load(tmp_path / "x.parquet")
+    (tmp_path / "x.csv").write_text("hello")
+    with pytest.raises(ValueError, match=r"x\.csv is not a parquet file: give one, or a folder"):
+        load(tmp_path / "x.csv")
+
+
+def test_several_sets_in_one_folder_are_told_apart(tmp_path):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for name in ("big", "small"):
+        write_parquet(tmp_path / name / "train.parquet", columns)
+    with pytest.raises(ValueError, match=r"holds several sets: give one of these folders: .*big.*small"):
+        load(tmp_path)
+    assert len(load(tmp_path / "big").train) == 2
+
+
+def write_idx(folder, zipped, count=20):
+    images, labels = pixels(count, 1, 5)[:, 0], (np.arange(count) % 10).astype(np.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in {
+        "train-images-idx3": images,
+        "train-labels-idx1": labels,
+        "t10k-images-idx3": images[:10],
+        "t10k-labels-idx1": labels[:10],
+    }.items():
+        head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+        content = head + array.tobytes()
+        file = folder / f"{name}-ubyte{'.gz' if zipped else ''}"
+        file.write_bytes(gzip.compress(content) if zipped else content)
+    return images, labels
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_idx_files_are_read_packed_or_not(tmp_path, zipped):
+    images, labels = write_idx(tmp_path, zipped)
+    made = load(tmp_path)
+    np.testing.assert_array_equal(made.train.images.array[:, 0], images)
+    assert made.train.labels.tolist() == labels.tolist() and len(made.test) == 10
+
+
+def test_damaged_or_missing_idx_files_are_named(tmp_path):
+    write_idx(tmp_path, True)
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is not an idx file"):
+        load(tmp_path)
+    file.unlink()
+    with pytest.raises(ValueError, match="holds 3 of the files"):
+        load(tmp_path)
+
+
+def cifar_rows(count, classes, seed=0):
+    images = pixels(count, 3, 32, seed)
+    return images, np.arange(count, dtype=np.uint8) % classes
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_binary_cifar_is_read(tmp_path, classes):
+    images, labels = cifar_rows(200, classes)
+    coarse = [labels[:, None] // 5] if classes == 100 else []
+    rows = np.concatenate([*coarse, labels[:, None], images.reshape(200, -1)], axis=1).astype(np.uint8)
+    parts = [rows[:100], rows[100:]] if classes == 10 else [rows]
+    names = ["data_batch_1.bin", "data_batch_2.bin"] if classes == 10 else ["train.bin"]
+    for name, part in zip(names, parts, strict=True):
+        part.tofile(tmp_path / name)
+    rows[:100].tofile(tmp_path / ("test_batch.bin" if classes == 10 else "test.bin"))
+    meta = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+    (tmp_path / meta).write_text("\n".join(f"class{i}" for i in range(classes)) + "\n\n")
+    made = load(tmp_path)
+    np.testing.assert_array_equal(made.train.images.array, images)
+    assert made.train.labels.tolist() == labels.tolist() and len(made.test) == 100
+    assert made.class_names[3] == "class3" and len(made.class_names) == classes
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_pickled_cifar_is_read(tmp_path, classes):
+    images, labels = cifar_rows(200, classes)
+    names = [f"class{i}".encode() for i in range(classes)]
+    key = b"labels" if classes == 10 else b"fine_labels"
+
+    def batch(rows):
+        return {b"data": images[rows].reshape(len(images[rows]), -1), key: labels[rows].tolist()}
+
+    files = {"train": batch(slice(None)), "test": batch(slice(0, 100)), "meta": {b"fine_label_names": names}}
+    if classes == 10:
+        files = {"data_batch_1": batch(slice(0, 100)), "data_batch_2": batch(slice(100, 200))}
+        files |= {"test_batch": batch(slice(0, 100)), "batches.meta": {b"label_names": names}}
+    (tmp_path / "cifar-py").mkdir()
+    for name, content in files.items():
+        (tmp_path / "cifar-py" / name).write_bytes(pickle.dumps(content))
+    made = load(tmp_path)
+    np.testing.assert_array_equal(made.train.images.array, images)
+    assert made.train.labels.tolist() == labels.tolist() and made.class_names[3] == "class3"
+
+
+def dtype(text):  # called like a part of numpy that is allowed
+    print(text)
+
+
+class Calls:
+    def __init__(self, function):
+        self.function = function
+
+    def __reduce__(self):
+        return self.function, ("this must never be run",)
+
+
+@pytest.mark.parametrize("function", [print, dtype])
+def test_a_pickle_that_calls_anything_is_refused_and_not_run(tmp_path, capsys, function):
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (tmp_path / name).write_bytes(pickle.dumps({b"data": Calls(function)}))
+    name = f"{function.__module__}.{function.__name__}"
+    with pytest.raises(ValueError, match=rf"data_batch_1 is not an original CIFAR file: it calls {name}"):
+        load(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_named_set_is_taken_from_the_users_folder(tmp_path, monkeypatch):
+    images, _ = write_idx(tmp_path / "fashion-mnist", True)
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    monkeypatch.setattr(sources, "_download", None)
+    made = load("fashion-mnist", skip_broken=True)
+    np.testing.assert_array_equal(made.train.images.array[:, 0], images)
+    assert made.name == made.source == "fashion-mnist" and made.skip_broken
+
+
+@pytest.mark.parametrize(
+    ("source", "repo", "pattern", "inside", "name"),
+    [
+        ("cifar10", "uoft-cs/cifar10", "*.parquet", "plain_text", "cifar10"),
+        ("hf:some/birds", "some/birds", "*.parquet", "data", "birds"),
+        ("hf:some/birds/small", "some/birds", "small/*.parquet", "small", "small"),
+    ],
+)
+def test_hub_sets_are_downloaded_once_and_read(tmp_path, monkeypatch, source, repo, pattern, inside, name):
+    import huggingface_hub
+
+    def snapshot_download(*args, **kwargs):
+        assert args == (repo,) and kwargs == {"repo_type": "dataset", "allow_patterns": [pattern]}
+        columns = {"img": hub_images(pixels(2)), "label": [1, 0]}
+        features = hub_features("cat", "dog", image="img")
+        write_parquet(tmp_path / inside / "train-00000-of-00001.parquet", columns, features)
+        return str(tmp_path)
+
+    monkeypatch.delenv("VITREOUS_DATA", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    made = load(source)
+    assert made.name == name and made.source == source and made.train.labels.tolist() == [1, 0]
+
+
+def test_a_failed_download_names_both_ways_out(monkeypatch):
+    import huggingface_hub
+
+    def snapshot_download(*args, **kwargs):
+        raise OSError("Name or service not known\nmore")
+
+    monkeypatch.delenv("VITREOUS_DATA", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(ValueError, match=r"cannot download .*network.*VITREOUS_DATA") as caught:
+        load("mnist")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="write hf:owner/name"):
+        load("hf:birds")
+
+
+def test_real_mnist_is_read(real_data):
+    mnist = load(real_data("mnist"))
+    assert (len(mnist.train), len(mnist.test)) == (60_000, 10_000)
+    assert mnist.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert abs(mnist.train.images.array.mean() / 255 - 0.1307) < 1e-4
+
+
+def test_real_cifar100_is_read_with_fine_labels(real_data):
+    cifar = load(real_data("cifar100"))
+    assert (len(cifar.train), len(cifar.test), len(cifar.class_names)) == (50_000, 10_000, 100)
+    assert np.bincount(cifar.train.labels).tolist() == [500] * 100
+    assert cifar.class_names[cifar.train.labels[0]] == "cattle" and cifar.train.images.shape == (3, 32, 32)
+
+
+def test_real_photos_are_read(real_data):
+    photos = load(real_data("pizza_steak_sushi"))
+    assert photos.class_names == ("pizza", "steak", "sushi") and photos.train.images.shape is None
+    assert np.bincount(photos.train.labels).tolist() == [78, 75, 72]
+    assert np.bincount(photos.test.labels).tolist() == [25, 19, 31]
+    assert read(photos.test.take(np.arange(2)), 3, 64).shape == (2, 3, 64, 64)

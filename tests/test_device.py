@@ -1,0 +1,67 @@
+"""Where to compute and how precisely: one choice, and refusals that name what is there."""
+
+import pytest
+import torch
+
+from vitreous.device import autocast, has_fast_bf16, pick_device, pick_precision
+
+CPU = torch.device("cpu")
+here = pick_device().type
+
+
+@pytest.fixture
+def only_cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+def test_auto_is_the_cpu_where_there_is_nothing_else(only_cpu):
+    assert pick_device() == pick_device("auto") == pick_device("cpu") == CPU
+
+
+def test_auto_is_the_gpu_where_there_is_one(only_cpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device().type == "cuda" and pick_device("cpu") == CPU
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match=r"^device 'cuda:2' is not here: there are 2, from cuda:0$"):
+        pick_device("cuda:2")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "meta", "gpu", "", "cuda:x"])
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(only_cpu, name):
+    with pytest.raises(ValueError, match=rf"^device '{name}' is not here: use cpu or auto$"):
+        pick_device(name)
+
+
+@pytest.mark.parametrize(
+    ("features", "precision"),
+    [({}, "float32"), ({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx512_f": True}, "float32")],
+)
+def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert pick_precision("auto", CPU) == precision
+    assert has_fast_bf16(CPU) is (precision == "bf16")
+
+
+def test_a_named_precision_is_taken_as_it_is():
+    assert [pick_precision(name, CPU) for name in ("float32", "bf16")] == ["float32", "bf16"]
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match=r"^unknown precision 'fp16': use auto, float32, bf16$"):
+        pick_precision("fp16", CPU)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_autocast_computes_products_in_the_precision(precision, dtype):
+    linear = torch.nn.Linear(4, 4)
+    with autocast(CPU, precision):
+        assert linear(torch.ones(1, 4)).dtype == dtype
+    assert linear.weight.dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(here == "cpu", reason="there is no accelerator")
+def test_an_accelerator_that_is_here_computes():
+    assert torch.ones(2, device=pick_device()).sum().item() == 2

@@ -1,0 +1,265 @@
+"""Recipes: strict, told in one line what is wrong with them, filled in by the data, and read back as they were."""
+
+import math
+
+import pytest
+import yaml
+from tiny import tiny_recipe, tiny_set
+
+from vitreous.recipe import Recipe, headline, keys, make_recipe, read_recipe, recipe_file, recipe_names
+from vitreous.train.loop import steps_per_epoch
+from vitreous.train.optim import rate_factor
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A recipe file x.yaml of the given text."""
+
+    def write(text):
+        (tmp_path / "x.yaml").write_text(text)
+        return str(tmp_path / "x.yaml")
+
+    return write
+
+
+def refused(name, *overrides):
+    """The message of a refused recipe, which must be one line."""
+    with pytest.raises(ValueError) as caught:
+        read_recipe(name, list(overrides))
+    assert type(caught.value) is ValueError
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# --- shipped recipes ---
+
+
+def test_there_are_recipes():
+    assert {"digits", "mnist", "photos", "small-images"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_fit_data_of_their_kind(name):
+    recipe = read_recipe(name)
+    sides = {"digits": (8, 1), "mnist": (28, 1)}.get(name, (32, 3))
+    resolved = recipe.resolve(image_size=(sides[0],) * 2, channels=sides[1], num_classes=10)
+    assert resolved.model.num_classes == 10 and resolved.model.channels == sides[1]
+    assert resolved.optim == recipe.optim and resolved.augment == recipe.augment
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_shipped_recipes_say_what_they_cost_and_reach(name):
+    lines = recipe_file(name).read_text().splitlines()
+    header = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+    assert "vitreous train" in header and "measured" in header
+    assert headline(name) and not headline(name).startswith("#")
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optim: {leraning_rate: 1}", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("epoch: 3", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("opitm: {learning_rate: 1}", "unknown key 'opitm'; did you mean 'optim'?"),
+        ("learning_rate: 1", "unknown key 'learning_rate'; did you mean 'optim.learning_rate'?"),
+        ("model: {learning_rate: 3}", "unknown key 'model.learning_rate'; did you mean 'optim.learning_rate'?"),
+        ("augment: {val_fraction: 3}", "unknown key 'augment.val_fraction'; did you mean 'data.val_fraction'?"),
+        ("qqq: 3", "unknown key 'qqq'; `vitreous recipes` lists all keys"),
+        ("epochs: 0", "epochs is 0: input should be greater than 0"),
+        ("seed: -1", "seed is -1: input should be greater than or equal to 0"),
+        ("optim: {batch_size: many}", "optim.batch_size is 'many': input should be a valid integer, unable to parse"),
+        ("optim: {schedule: step}", "optim.schedule is 'step': input should be 'cosine', 'linear', 'onecycle' or"),
+        ("optim: {learning_rate: .nan}", "optim.learning_rate is nan: input should be greater than 0"),
+        ("optim: {accumulate: 3, batch_size: 2}", "accumulate 3 is larger than batch_size 2"),
+        ("optim: 3", "optim is 3: input should be a valid dictionary"),
+        ("track: [pigeon]", "track.0 is 'pigeon': input should be 'tensorboard' or 'wandb'"),
+        ("model: {dim: 10, heads: 3}", "dim 10 is not divisible by heads 3"),
+        ("model: {image_size: 30}", "image size 30 is not divisible by patch size 16: use 16 or 32"),
+        ("model: {patch_size: x}", "model.patch_size.0 is 'x': input should be a valid integer"),
+        ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
+        ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set flip to 0.5"),
+        ("patience: 3\ndata: {val_fraction: 0}", "patience needs a validation split: set data.val_fraction above 0"),
+    ],
+)
+def test_a_fault_in_a_file_is_told_in_one_line_that_names_it(written, text, message):
+    assert refused(written(text)).startswith(f"x.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "x.yaml is not a recipe: expected keys and values, found list"),
+        ("3", "x.yaml is not a recipe: expected keys and values, found int"),
+        ("a: [1", "x.yaml is not valid YAML: while parsing a flow sequence"),
+        ("a: b: c", "x.yaml is not valid YAML: mapping values are not allowed here"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_told_in_one_line(written, text, message):
+    assert refused(written(text)).startswith(message)
+
+
+def test_a_binary_file_is_no_recipe(tmp_path):
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
+    assert refused(str(tmp_path / "x.yaml")).startswith("x.yaml is not valid YAML")
+
+
+def test_an_unknown_name_is_told_the_nearest_one():
+    assert refused("digts") == f"no recipe 'digts'; did you mean 'digits'?: use {', '.join(recipe_names())} or a file"
+    assert refused("/nowhere/x.yaml").startswith("no recipe '/nowhere/x.yaml': use ")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.leraning_rate=3", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("opitm.learning_rate=3", "unknown key 'opitm.learning_rate'; did you mean 'optim.learning_rate'?"),
+        ("model.sise=S/16", "unknown key 'model.sise'; did you mean 'size'?"),
+        ("model.size=Q/3", "unknown model size 'Q/3': use one of "),
+        ("batch_size=3", "unknown key 'batch_size'; did you mean 'optim.batch_size'?"),
+        ("optim=3", "optim is a section: set one of its keys, such as optim.name"),
+        ("epochs", "'epochs' is not key=value: write, for example, epochs=10"),
+        ("=3", "'=3' is not key=value"),
+        ("epochs=[1", "epochs: '[1' is not a valid value"),
+        ("epochs=abc", "command line: epochs is 'abc': input should be a valid integer"),
+        ("optim.betas=[0.9]", "command line: optim.betas.1 is [0.9]: field required"),
+    ],
+)
+def test_a_fault_in_an_override_is_told_in_one_line(written, override, message):
+    assert refused(written("epochs: 2"), override).startswith(message)
+
+
+def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
+    assert refused(written("epochs: 0"), "seed=3").startswith("x.yaml: epochs is 0")
+
+
+# --- overrides ---
+
+
+@pytest.mark.parametrize(
+    ("override", "find", "value"),
+    [
+        ("epochs=7", lambda r: r.epochs, 7),
+        ("optim.learning_rate=1e-3", lambda r: r.optim.learning_rate, 0.001),
+        ("optim.learning_rate=2", lambda r: r.optim.learning_rate, 2.0),
+        ("optim.clip=null", lambda r: r.optim.clip, None),
+        ("optim.betas=[0.8, 0.95]", lambda r: r.optim.betas, (0.8, 0.95)),
+        ("track=[tensorboard]", lambda r: r.track, ("tensorboard",)),
+        ("data.skip_broken=true", lambda r: r.data.skip_broken, True),
+        ("data.source=/a=b/c", lambda r: r.data.source, "/a=b/c"),
+        ("model.image_size=[32, 64]", lambda r: r.model.image_size, (32, 64)),
+        ("augment.crop_scale=[0.25, 1]", lambda r: r.augment.crop_scale, (0.25, 1.0)),
+        ("patience=5", lambda r: r.patience, 5),
+    ],
+)
+def test_an_override_is_read_as_yaml_and_typed(written, override, find, value):
+    found = find(read_recipe(written("epochs: 2\noptim: {clip: 2.0}"), [override]))
+    assert found == value and type(found) is type(value)
+
+
+def test_scientific_notation_is_a_number_in_a_file_too(written):
+    assert read_recipe(written("optim: {learning_rate: 1e-3}")).optim.learning_rate == 0.001
+
+
+def test_later_overrides_win_and_others_stay(written):
+    recipe = read_recipe(written("epochs: 2\nseed: 5\noptim: {ema: 0.5}"), ["epochs=3", "epochs=4", "optim.clip=3"])
+    assert (recipe.epochs, recipe.seed, recipe.optim.ema, recipe.optim.clip) == (4, 5, 0.5, 3.0)
+
+
+def test_a_size_on_the_command_line_overrides_the_dimensions_of_the_file(written):
+    file = written("model: {patch_size: 4, dim: 64, depth: 2, heads: 2, mlp_ratio: 2.0, pool: mean}")
+    model = read_recipe(file, ["model.size=S/16"]).model
+    assert (model.dim, model.depth, model.heads, model.mlp_ratio) == (384, 12, 6, 4.0)
+    assert model.patch_size == (16, 16) and model.pool == "mean"
+    model = read_recipe(file, ["model.size=S", "model.depth=3"]).model
+    assert (model.dim, model.depth, model.patch_size) == (384, 3, (4, 4))
+
+
+def test_explicit_dimensions_override_the_size_beside_them(written):
+    model = read_recipe(written("model: {size: S/16, dim: 64, heads: 2}")).model
+    assert (model.dim, model.heads, model.depth, model.patch_size) == (64, 2, 12, (16, 16))
+
+
+def test_every_key_can_be_overridden():
+    fields = Recipe().model_dump()
+    for key in keys():
+        section, _, name = key.rpartition(".")
+        assert name in (fields[section] if section else fields), key
+    assert {"epochs", "optim.betas", "data.workers", "augment.mixup", "model.registers"} <= set(keys())
+
+
+# --- data ---
+
+
+def test_resolve_fills_in_what_the_data_decides():
+    model = tiny_recipe().resolve(image_size=(8, 12), channels=1, num_classes=7).model
+    assert (model.image_size, model.channels, model.num_classes) == ((8, 12), 1, 7)
+
+
+def test_resolve_leaves_alone_what_the_recipe_gives():
+    recipe = tiny_recipe(model={"image_size": 32, "channels": 3, "num_classes": 7}, seed=4)
+    resolved = recipe.resolve(image_size=(8, 12), channels=1, num_classes=7)
+    assert (resolved.model.image_size, resolved.model.channels, resolved.model.num_classes) == ((32, 32), 3, 7)
+    assert resolved.seed == 4 and resolved.optim == recipe.optim
+
+
+def test_resolve_refuses_another_number_of_classes():
+    with pytest.raises(ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: leave it out$"):
+        tiny_recipe(model={"num_classes": 9}).resolve(image_size=(8, 8), channels=1, num_classes=7)
+
+
+def test_resolve_refuses_a_patch_size_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"^recipe: image size 10 is not divisible by patch size 4: use 8 or 12$"):
+        tiny_recipe().resolve(image_size=(10, 8), channels=1, num_classes=3)
+
+
+def test_resolving_twice_changes_nothing():
+    data = {"image_size": (8, 8), "channels": 1, "num_classes": 3}
+    once = tiny_recipe().resolve(**data)
+    assert once.resolve(**data) == once
+
+
+# --- round trip ---
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_dumped_recipe_is_read_back_equal(name, written):
+    resolved = read_recipe(name).resolve(image_size=(32, 32), channels=3, num_classes=10)
+    again = read_recipe(written(resolved.dump()))
+    assert again == resolved and again.model == resolved.model
+    assert read_recipe(written(again.dump())) == resolved
+
+
+def test_a_dump_names_every_key():
+    def flat(fields, prefix=""):
+        for key, value in fields.items():
+            yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+
+    assert set(flat(yaml.safe_load(Recipe().dump()))) == set(keys())
+
+
+def test_a_recipe_does_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        Recipe().epochs = 3
+
+
+# --- values that touch each other ---
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "onecycle", "constant"])
+@pytest.mark.parametrize("count", [3, 8, 9, 1000])
+def test_one_epoch_works_with_every_schedule(schedule, count):
+    recipe = tiny_recipe(epochs=1, optim={"schedule": schedule})
+    steps = steps_per_epoch(count, recipe.optim.batch_size) * recipe.epochs
+    factors = [rate_factor(recipe.optim, step, steps) for step in range(steps)]
+    assert steps >= 1 and all(math.isfinite(f) and 0 < f <= 1 for f in factors)
+
+
+def test_patience_needs_validation_images():
+    with pytest.raises(ValueError, match="patience needs a validation split"):
+        make_recipe({"patience": 2, "data": {"val_fraction": 0}}, "x")
+    assert tiny_recipe(patience=2).patience == 2
+    assert tiny_set().with_validation(0.25).val is not None
