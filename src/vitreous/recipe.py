@@ -242,18 +242,14 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _nearest_key(key: str) -> str:
-    """A hint: the nearest name in the same section, else the same name in another one."""
+    """A hint: the same name in another section, else the nearest one in this section, else anywhere."""
     section, _, name = key.rpartition(".")
+    for other in keys():
+        if other.rpartition(".")[2] == name:
+            return f"; did you mean '{other}'?"
     siblings = [k.rpartition(".")[2] for k in [*keys(), "model.size"] if k.rpartition(".")[0] == section]
     hint = _nearest(name, siblings if section else [*Recipe.model_fields])
-    return hint or _nearest(key, keys()) or _nearest_last(name)
-
-
-def _nearest_last(name: str) -> str:
-    for key in keys():
-        if key.rpartition(".")[2] == name:
-            return f"; did you mean '{key}'?"
-    return "; `vitreous recipes` lists all keys"
+    return hint or _nearest(key, keys()) or "; `vitreous recipes` lists all keys"
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -8,9 +8,16 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.positions import rotate
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / rms(x) over the last dimension, times a learned factor, computed in the type of x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 def make_norm(config: ViTConfig, width: int) -> nn.Module:
     """The configured norm over the last dimension."""
-    return (nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm)(width, eps=config.norm_eps)
+    return (nn.LayerNorm if config.norm == "layernorm" else RMSNorm)(width, eps=config.norm_eps)
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
