@@ -392,9 +392,7 @@ def test_arguments_have_timms_ranges(level):
     timm = importlib.util.find_spec("timm")
     if timm is None:
         pytest.skip("timm is not installed")
-    source = (
-        Path(timm.origin).parent / "data/auto_augment.py"
-    )  # this file alone: timm itself needs torchvision
+    source = Path(timm.origin).parent / "data/auto_augment.py"  # this file alone: timm itself needs torchvision
     spec = importlib.util.spec_from_file_location("timm_auto_augment", source)
     theirs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(theirs)
@@ -404,9 +402,7 @@ def test_arguments_have_timms_ranges(level):
 
     for name in ("posterize", "solarize", "solarize_add"):
         ours = COLOR_OPS[name][1](torch.tensor(level, dtype=torch.float64)).item()
-        timm_name = {"posterize": "PosterizeIncreasing", "solarize": "SolarizeIncreasing"}.get(
-            name, "SolarizeAdd"
-        )
+        timm_name = {"posterize": "PosterizeIncreasing", "solarize": "SolarizeIncreasing"}.get(name, "SolarizeAdd")
         assert ours == timm_argument(timm_name)
     for name in ("color", "contrast", "brightness", "sharpness"):
         ours = COLOR_OPS[name][1](torch.tensor(level)).item()

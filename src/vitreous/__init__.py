@@ -1,6 +1,7 @@
 """Vitreous: train Vision Transformers from scratch on the images you have, and see through them.
 
-The names below are imported when first used, so that `import vitreous` costs nothing.
+The names below are imported when first used, so that `import vitreous` costs nothing. None of them is the name of a
+module of the package, which would take its place.
 """
 
 import sys
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.data.images import ImageSet
     from vitreous.data.sources import load as load_data
-    from vitreous.evaluate import evaluate
+    from vitreous.evaluation import evaluate
     from vitreous.model.config import ViTConfig
     from vitreous.model.vit import ViT
-    from vitreous.predict import predict
+    from vitreous.prediction import predict
     from vitreous.recipe import Recipe, read_recipe
-    from vitreous.train.run import train
+    from vitreous.train.run import fit
     from vitreous.weights.bundle import Bundle
 
 _HOMES = {
@@ -26,14 +27,14 @@ _HOMES = {
     "ViTConfig": ("vitreous.model.config", "ViTConfig"),
     "Recipe": ("vitreous.recipe", "Recipe"),
     "read_recipe": ("vitreous.recipe", "read_recipe"),
-    "train": ("vitreous.train.run", "train"),
-    "evaluate": ("vitreous.evaluate", "evaluate"),
-    "predict": ("vitreous.predict", "predict"),
+    "fit": ("vitreous.train.run", "fit"),
+    "evaluate": ("vitreous.evaluation", "evaluate"),
+    "predict": ("vitreous.prediction", "predict"),
     "Bundle": ("vitreous.weights.bundle", "Bundle"),
 }
 
 __all__ = [
-    "Bundle", "ImageSet", "Recipe", "ViT", "ViTConfig", "evaluate", "load_data", "predict", "read_recipe", "train",
+    "Bundle", "ImageSet", "Recipe", "ViT", "ViTConfig", "evaluate", "fit", "load_data", "predict", "read_recipe",
 ]  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def train(
 
     from vitreous.train.choose import choose_recipe
     from vitreous.train.folder import claim
-    from vitreous.train.run import train as run_training
+    from vitreous.train.run import fit
 
     if resume:
         claim(out, resume=True)
@@ -80,7 +80,7 @@ def train(
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
     if reason:
         console.print(reason, highlight=False, markup=False, soft_wrap=True)
-    run = run_training(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
+    run = fit(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results:
         console.print(_results_table(run.results))
         console.print(
@@ -106,7 +106,7 @@ def evaluate(
     """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
     from rich.console import Console
 
-    from vitreous.evaluate import evaluate as judge
+    from vitreous.evaluation import evaluate as judge
     from vitreous.train.folder import write_json
 
     if out is not None and out.exists() and not out.is_dir():
@@ -128,8 +128,8 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
-    from vitreous.predict import image_files, write_csv, write_json_lines, write_text
-    from vitreous.predict import predict as ask
+    from vitreous.prediction import image_files, write_csv, write_json_lines, write_text
+    from vitreous.prediction import predict as ask
 
     if json_lines and csv_file:
         raise ValueError("--json and --csv exclude each other: use one of them")

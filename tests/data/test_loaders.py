@@ -114,6 +114,16 @@ def test_broken_files_can_be_left_out_with_their_labels(tmp_path, cache, caplog,
     assert batches.labels.tolist() == [0, 0, 1, 1] and len(batches) == 4
 
 
+def test_a_fault_that_has_passed_is_not_remembered(tmp_path, cache, monkeypatch):
+    expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(FileImages, "_fit", fails)
+        with pytest.raises(BrokenImage, match="none of 6 images"):
+            decode(load(tmp_path / "x").train, preprocess_of(), cache=cache, skip_broken=True)
+    decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    np.testing.assert_array_equal(decoded.images.array, expected)
+
+
 def test_a_set_without_any_good_image_is_refused(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1})
     for file in tmp_path.glob("*/*.png"):

@@ -191,17 +191,22 @@ def _cached(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The decoded images in a file, made first if it is not there, and the messages of the broken ones."""
     notes = file.with_suffix(".broken.json")
-    if not file.exists():
-        unfinished = file.with_name(f"{file.stem}.{os.getpid()}.unfinished")
-        try:
-            shape = (len(whole), *preprocess.shape)
-            array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-            notes.write_text(json.dumps(_decode_all(whole, preprocess, array, progress)))
-            array.flush()
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    broken = {int(row): message for row, message in json.loads(notes.read_text()).items()}
+    if file.exists():
+        broken = {int(row): message for row, message in json.loads(notes.read_text()).items()}
+        still = _decode_all(whole.take(list(broken)), preprocess, None, None) if broken else {}
+        if len(still) == len(broken):  # else a fault has passed, such as a missing permission: decode anew
+            return np.load(file, mmap_mode="r"), broken
+
+    unfinished = file.with_name(f"{file.stem}.{os.getpid()}.unfinished")
+    try:
+        shape = (len(whole), *preprocess.shape)
+        array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
+        broken = _decode_all(whole, preprocess, array, progress)
+        array.flush()
+        notes.write_text(json.dumps(broken))
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return np.load(file, mmap_mode="r"), broken
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitreous.augment import augment, draw, mix
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast
-from vitreous.predict import split_logits
+from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine

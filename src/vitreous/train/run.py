@@ -22,7 +22,7 @@ from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import pick_precision
-from vitreous.evaluate import judge
+from vitreous.evaluation import judge
 from vitreous.metrics import confusion
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
@@ -61,7 +61,7 @@ class Run:
         return Bundle.load(self.folder / "model")
 
 
-def train(
+def fit(
     recipe: Recipe,
     data: ImageSet | None = None,
     *,
@@ -74,7 +74,7 @@ def train(
     on_epoch: Callable[[dict[str, float]], None] | None = None,
     console: Console | None = None,
 ) -> Run:
-    """Train a model by a recipe; all it leaves is in one run folder (listed in `docs/design.md`).
+    """Train a model by a recipe; all that it leaves is in one run folder (listed in `docs/design.md`).
 
     data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
     one is made from `recipe.model`. out: the run folder, by default the next free `runs/<name>`. on_step gets the

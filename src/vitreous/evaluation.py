@@ -10,7 +10,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import pick_device, pick_precision
 from vitreous.metrics import classification_metrics
-from vitreous.predict import split_logits
+from vitreous.prediction import split_logits
 from vitreous.recipe import read_recipe
 from vitreous.weights import Bundle, find_bundle
 

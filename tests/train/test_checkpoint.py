@@ -1,0 +1,103 @@
+"""A checkpoint is whole or not there, brings the random generators back, and says so when it is damaged."""
+
+import os
+
+import pytest
+import torch
+
+from vitreous.train import checkpoint
+from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
+
+CPU = torch.device("cpu")
+CONTENT = {
+    "data": {"train": "ab12"},
+    "model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(7)},
+    "optimizers": [{"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}],
+    "state": {"epoch": 3, "best": [0.5, -1.25], "history": [{"epoch": 1, "loss": 0.1 + 0.2}]},
+}
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    save_checkpoint(tmp_path / "new" / "last.pt", CONTENT)
+    loaded = load_checkpoint(tmp_path / "new" / "last.pt", CPU)
+    assert torch.equal(loaded["model"].pop("weight"), CONTENT["model"]["weight"])
+    assert loaded["model"]["count"] == 7 and loaded["optimizers"] == CONTENT["optimizers"]
+    assert loaded["state"] == CONTENT["state"] and loaded["data"] == CONTENT["data"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["last.pt"]
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path):
+    torch.manual_seed(5)
+    torch.rand(3)
+    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    expected = torch.rand(4), torch.randn(2), torch.randperm(10)
+    torch.manual_seed(99)
+    load_checkpoint(tmp_path / "last.pt", CPU)
+    assert all(torch.equal(a, b) for a, b in zip((torch.rand(4), torch.randn(2), torch.randperm(10)), expected))
+
+
+@pytest.mark.parametrize("function", ["save", "fsync", "replace"])
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, function):
+    file = tmp_path / "last.pt"
+    save_checkpoint(file, CONTENT)
+    before = file.read_bytes()
+
+    def write_half(content, stream):
+        stream.write(b"half a file")
+        raise OSError("power cut")
+
+    def fail(*_):
+        raise OSError("power cut")
+
+    if function == "save":
+        monkeypatch.setattr(torch, "save", write_half)
+    elif function == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    else:
+        monkeypatch.setattr(checkpoint.Path, "replace", fail)
+    with pytest.raises(OSError, match="power cut"):
+        save_checkpoint(file, {"state": {"epoch": 4}})
+    monkeypatch.undo()
+    assert file.read_bytes() == before and load_checkpoint(file, CPU)["state"]["epoch"] == 3
+    save_checkpoint(file, CONTENT | {"state": {"epoch": 5}})  # the rest of the crash is in nobody's way
+    assert load_checkpoint(file, CPU)["state"]["epoch"] == 5
+
+
+def test_the_file_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, checkpoint.Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (calls.append("fsync"), fsync(number)))
+    monkeypatch.setattr(checkpoint.Path, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    assert calls == ["fsync", "replace", "fsync"]  # the last one is of the folder
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: b"",
+        lambda whole: b"no checkpoint at all",
+        lambda whole: whole[:300] + bytes(300) + whole[600:],
+    ],
+    ids=["cut", "empty", "text", "overwritten"],
+)
+def test_a_damaged_file_is_one_clear_error(tmp_path, damage):
+    file = tmp_path / "last.pt"
+    save_checkpoint(file, CONTENT)
+    file.write_bytes(damage(file.read_bytes()))
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"last\.pt is damaged \(\w+\): remove it to start the run again$") as caught:
+        load_checkpoint(file, CPU)
+    assert "\n" not in str(caught.value) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_code_in_a_file_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "owned"),))
+
+    torch.save({"random": Evil()}, tmp_path / "last.pt")
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(tmp_path / "last.pt", CPU)
+    assert not (tmp_path / "owned").exists()

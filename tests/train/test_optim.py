@@ -1,0 +1,213 @@
+"""Which weights decay, which are Muon's, how the rate goes by step, and the moving average of the weights."""
+
+import math
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.recipe import OptimOptions
+from vitreous.train.optim import Average, make_optimizers, rate_factor, set_rates
+
+STEPS = [1, 2, 3, 7, 10, 20, 99, 1000]
+
+
+def full_model(**fields):
+    torch.manual_seed(0)
+    options = {
+        "image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "dim": 16, "depth": 2, "heads": 2,
+        "patch_embedding": "conv_stem", "stem_channels": (8,), "registers": 2, "layer_scale": 0.1, "qk_norm": True,
+        "head_hidden": 8,
+    }  # fmt: skip
+    return ViT(ViTConfig(**(options | fields)))
+
+
+def names_of(model, weights):
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return sorted(names[id(weight)] for weight in weights)
+
+
+def matrices_and_kernels(model):
+    """By the kind of module, not by shape or name."""
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    return sorted(f"{name}.weight" for name, _ in layers)
+
+
+# --- groups ---
+
+
+@pytest.mark.parametrize("pool", ["cls", "attention"])
+@pytest.mark.parametrize("positions", ["learned", "sincos_learned", "rope"])
+def test_only_matrices_and_kernels_decay(pool, positions):
+    model = full_model(pool=pool, positions=positions)
+    (optimizer,) = make_optimizers(model, OptimOptions(weight_decay=0.3))
+    decayed, plain = optimizer.param_groups
+    assert names_of(model, decayed["params"]) == matrices_and_kernels(model)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
+    assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
+    left = names_of(model, plain["params"])
+    assert ("class_token" in left) == (pool == "cls") and "registers" in left
+    assert ("positions" in left) == (positions != "rope")
+
+
+def test_muon_gets_exactly_the_matrices_of_the_blocks():
+    model = full_model()
+    options = OptimOptions(
+        name="muon", learning_rate=0.5, muon_learning_rate=0.25, muon_weight_decay=0.125, muon_momentum=0.75
+    )
+    adamw, muon = make_optimizers(model, options)
+    assert isinstance(muon, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
+    (group,) = muon.param_groups
+    linears = ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
+    assert names_of(model, group["params"]) == sorted(f"blocks.{i}.{name}.weight" for i in (0, 1) for name in linears)
+    assert (group["lr"], group["weight_decay"], group["momentum"]) == (0.25, 0.125, 0.75)
+    others = [weight for group in adamw.param_groups for weight in group["params"]]
+    everything = names_of(model, [*group["params"], *others])
+    assert everything == sorted(name for name, _ in model.named_parameters())  # each once
+    assert not any(name.startswith("blocks.") for name in names_of(model, adamw.param_groups[0]["params"]))
+
+
+def test_options_reach_adamw():
+    (optimizer,) = make_optimizers(full_model(), OptimOptions(learning_rate=0.5, betas=(0.8, 0.95)))
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
+
+
+def test_a_rate_is_a_share_of_each_groups_own_peak():
+    optimizers = make_optimizers(full_model(), OptimOptions(name="muon", learning_rate=0.5, muon_learning_rate=0.25))
+    for factor in (0.5, 0.1):  # of the peak, not of the rate before
+        set_rates(optimizers, factor)
+        assert [group["lr"] for group in optimizers[0].param_groups] == [0.5 * factor] * 2
+        assert optimizers[1].param_groups[0]["lr"] == 0.25 * factor
+
+
+# --- rates ---
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.99])
+def test_warmup_is_linear_and_takes_its_share_of_the_steps(schedule, steps, share):
+    options = OptimOptions(schedule=schedule, warmup=share, final_rate=0.1)
+    factors = [rate_factor(options, step, steps) for step in range(steps)]
+    rising = round(share * steps)
+    assert factors[:rising] == pytest.approx([(i + 1) / (rising + 1) for i in range(rising)])
+    assert all(0 < factor <= 1 for factor in factors)
+    if rising < steps:
+        assert factors[rising] == 1  # the peak is reached right after it
+        assert all(a >= b for a, b in pairwise(factors[rising:]))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("final", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("steps", [step for step in STEPS if step > 1])
+def test_the_last_step_has_the_final_rate(schedule, final, steps):
+    options = OptimOptions(schedule=schedule, warmup=0.1, final_rate=final)
+    assert rate_factor(options, steps - 1, steps) == pytest.approx(final, abs=1e-12)
+
+
+def test_cosine_and_linear_are_curves_of_their_name():
+    options = OptimOptions(schedule="cosine", warmup=0.0, final_rate=0.2)
+    expected = [0.2 + 0.8 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(11)]
+    assert [rate_factor(options, step, 11) for step in range(11)] == pytest.approx(expected)
+    options = OptimOptions(schedule="linear", warmup=0.0, final_rate=0.2)
+    expected = [1 - 0.08 * step for step in range(11)]
+    assert [rate_factor(options, step, 11) for step in range(11)] == pytest.approx(expected)
+
+
+def test_constant_stays_at_the_peak():
+    options = OptimOptions(schedule="constant", warmup=0.2, final_rate=0.0)
+    assert {rate_factor(options, step, 50) for step in range(10, 50)} == {1.0}
+
+
+@pytest.mark.parametrize("steps", [step for step in STEPS if step > 1])
+def test_onecycle_equals_torch(steps):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a scheduler that is asked before the first step
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=steps)
+    options = OptimOptions(schedule="onecycle", warmup=0.3, final_rate=0.5)  # which it does without
+    for step in range(steps):
+        assert rate_factor(options, step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6)
+        optimizer.step()
+        if step < steps - 1:
+            scheduler.step()
+
+
+def test_onecycle_of_one_step_trains():
+    assert 0.01 < rate_factor(OptimOptions(schedule="onecycle"), 0, 1) <= 1
+
+
+# --- the moving average ---
+
+
+def small_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def walk(model, count, seed=1):
+    """The states of a model whose weights and buffers change at random."""
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(count):
+        with torch.no_grad():
+            for value in model.state_dict().values():
+                if value.is_floating_point():
+                    value.copy_(torch.randn(value.shape, generator=generator))
+                else:
+                    value.fill_(3 * step + 1)
+        yield step, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.5, 0.99])
+def test_the_average_is_the_one_worked_out_by_hand(decay):
+    model = small_model()
+    average, expected = Average(model, decay), None
+    for step, state in walk(model, 30):
+        average.update(model, step)
+        now = min(decay, (1 + step) / (10 + step))
+        for name, value in state.items():
+            if expected is None or not value.is_floating_point():
+                continue
+            state[name] = now * expected[name].double() + (1 - now) * value.double()
+        expected = state
+    for name, value in average.module.state_dict().items():
+        torch.testing.assert_close(value.double(), expected[name].double(), rtol=1e-5, atol=1e-6)
+    assert average.module[1].num_batches_tracked == 3 * 29 + 1  # integers are taken as they are
+    assert average.module[1].num_batches_tracked.dtype == torch.int64
+
+
+def test_the_average_forgets_the_start_weights_at_once():
+    model = small_model()
+    average = Average(model, 0.999)
+    _, state = next(walk(model, 1))
+    average.update(model, 0)
+    for name, value in average.module.state_dict().items():
+        torch.testing.assert_close(value, state[name], rtol=0, atol=0)
+
+
+def test_the_average_leaves_the_model_alone():
+    model = small_model()
+    average = Average(model, 0.9)
+    for step, state in walk(model, 3):
+        average.update(model, step)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(average.parameters(), model.parameters(), strict=True))
+
+
+def test_an_average_goes_on_from_its_saved_state():
+    first, again = small_model(), small_model()
+    whole, half = Average(first, 0.9), Average(again, 0.9)
+    for step, _ in walk(first, 8):
+        whole.update(first, step)
+    for step, _ in walk(again, 8):
+        if step == 5:
+            saved = {name: value.clone() for name, value in half.state_dict().items()}
+            half = Average(small_model(), 0.9)
+            half.load_state_dict(saved)
+        half.update(again, step)
+    for a, b in zip(whole.state_dict().values(), half.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
