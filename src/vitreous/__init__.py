@@ -4,9 +4,7 @@ The names below are imported when first used, so that `import vitreous` costs no
 module of the package, which would take its place.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,14 +41,3 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
     module, attribute = _HOMES[name]
     return getattr(import_module(module), attribute)
-
-
-class _Package(ModuleType):
-    """Here `train`, `evaluate` and `predict` are functions, though importing the modules of these names binds those."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _HOMES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -72,6 +72,7 @@ def train(
 
     from vitreous.train.choose import choose_recipe
     from vitreous.train.folder import claim
+    from vitreous.train.progress import say
     from vitreous.train.run import fit
 
     if resume:
@@ -79,17 +80,16 @@ def train(
     console = Console()
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
     if reason:
-        console.print(reason, highlight=False, markup=False, soft_wrap=True)
+        say(console, reason)
     run = fit(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results:
         console.print(_results_table(run.results))
-        console.print(
-            "{params:,} parameters, epoch {best_epoch} of {epochs} kept, {train_seconds:.0f} s, "
-            "{images_per_second:,.0f} images/s".format(**run.results),
-            highlight=False,
-            soft_wrap=True,
+        figures = (
+            "{params:,} parameters, epoch {best_epoch} of {epochs} kept, "
+            "{train_seconds:.0f} s, {images_per_second:,.0f} images/s"
         )
-        console.print(f"run folder: {run.folder}", highlight=False, soft_wrap=True)
+        say(console, figures.format(**run.results))
+        say(console, f"run folder: {run.folder}")
     elif not dry_run:
         sys.exit(130)
 
@@ -194,11 +194,9 @@ def recipes(
 @app.command()
 def doctor() -> None:
     """Check this machine: versions, devices, how fast it multiplies, combinations known not to work."""
-    from rich.console import Console
-
     from vitreous.doctor import examine
 
-    examine(Console())
+    examine()
 
 
 def _results_table(results: dict) -> "Table":

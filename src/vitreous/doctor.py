@@ -6,7 +6,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import psutil
 import torch
-from rich.console import Console
 
 from vitreous.device import has_fast_bf16, pick_device, pick_precision
 
@@ -15,33 +14,29 @@ OPTIONAL = {"tensorboard": "track", "wandb": "track"}
 SIDE = 2048  # of the multiplied matrices
 
 
-def examine(console: Console) -> None:
+def examine() -> None:
     """Print versions, devices, matrix-product rates and findings."""
-    console.print(f"Python {platform.python_version()}, {platform.platform()}", highlight=False, soft_wrap=True)
-    console.print(", ".join(f"{name} {installed(name)}" for name in BASE), highlight=False, soft_wrap=True)
+    print(f"Python {platform.python_version()}, {platform.platform()}")
+    print(", ".join(f"{name} {installed(name)}" for name in BASE))
     for name, extra in OPTIONAL.items():
         state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'
-        console.print(f"optional {name}: {state}", highlight=False, soft_wrap=True, markup=False)
+        print(f"optional {name}: {state}")
     memory = psutil.virtual_memory()
-    console.print(
+    print(
         f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
-        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free",
-        highlight=False,
-        soft_wrap=True,
+        f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         device = torch.device(name)
         rates = {dtype: matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
         label = torch.cuda.get_device_name(device) if name == "cuda" else name
-        console.print(
+        print(
             f"{label}: {rates[torch.float32]:,.0f} GFLOP/s in float32, {rates[torch.bfloat16]:,.0f} in bf16; "
-            f"precision auto is {pick_precision('auto', device)}",
-            highlight=False,
-            soft_wrap=True,
+            f"precision auto is {pick_precision('auto', device)}"
         )
-    console.print(f"device auto is {pick_device().type}", highlight=False, soft_wrap=True)
+    print(f"device auto is {pick_device().type}")
     for finding in findings():
-        console.print(f"note: {finding}", highlight=False, soft_wrap=True, markup=False)
+        print(f"note: {finding}")
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:

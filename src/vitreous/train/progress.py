@@ -10,6 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from vitreous.train.loop import State
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 class Display:
     """Shows epoch, step, images/s, loss, accuracies, memory in use and time left."""
 
@@ -52,7 +57,7 @@ class Display:
             self.bar.update(self.task, completed=done, description=where, figures=figures)
         elif now - self.last_line > 30:
             self.last_line = now
-            self.console.print(f"{where}  {figures}", highlight=False, soft_wrap=True)
+            say(self.console, f"{where}  {figures}")
 
     def epoch(self, row: dict[str, float], best: bool) -> None:
         """A line that stays for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
@@ -62,12 +67,11 @@ class Display:
         val = ""
         if "val_top1" in row:
             val = f"  val loss {row['val_loss']:.3f} top-1 {row['val_top1']:.2%}{' *' if best else ''}"
-        self.console.print(
+        say(
+            self.console,
             f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}  "
             f"train loss {row['train_loss']:.3f} top-1 {row['train_top1']:.2%}{val}  "
             f"{row['images_per_second']:,.0f} images/s  {memory(self.device)}  {row['seconds']:.0f} s",
-            highlight=False,
-            soft_wrap=True,
         )
 
 

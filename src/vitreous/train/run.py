@@ -42,7 +42,7 @@ from vitreous.train.folder import (
 )
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
-from vitreous.train.progress import Display
+from vitreous.train.progress import Display, say
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
@@ -105,11 +105,7 @@ def fit(
             write_json(folder / "environment.json", environment(job.engine.device, job.precision))
         if not job.train(console, on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-            console.print(
-                f"stopped in {where}; go on with: vitreous train --resume --out {folder}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
             return Run(folder)
         return Run(folder, job.finish())
 
@@ -119,6 +115,7 @@ class Job:
 
     def __init__(self, recipe: Recipe, data: ImageSet, model: ViT | None, folder: Path, device: str):
         self.recipe, self.data, self.folder = recipe, data, folder
+        self.skip_broken = recipe.data.skip_broken or data.skip_broken
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.engine = Engine(device, track=recipe.track, folder=folder)
         self.precision = pick_precision(recipe.precision, self.engine.device)
@@ -151,7 +148,7 @@ class Job:
             device=self.engine.device,
             memory_budget=int(recipe.data.memory_budget * 2**30),
             workers=recipe.data.workers,
-            skip_broken=recipe.data.skip_broken,
+            skip_broken=self.skip_broken,
         )
         self.train_batches = make(data.train, self.preprocess)
         self.preprocess = self.train_batches.measured()
@@ -161,15 +158,14 @@ class Job:
     def describe(self, console: Console) -> None:
         """Print what is about to be trained on what, and draw the first batch as the model will see it."""
         val = len(self.val_batches) if self.val_batches else 0
-        console.print(
+        say(
+            console,
             f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
             f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}, "
             f"precision {self.precision}",
-            highlight=False,
-            soft_wrap=True,
         )
         for finding in check(self.data, self.train_batches, self.val_batches):
-            console.print(f"note: {finding}", highlight=False, soft_wrap=True, markup=False)
+            say(console, f"note: {finding}")
         images, targets = self._first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
         _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
@@ -190,18 +186,12 @@ class Job:
         )
         self._loop(hooks)
         step = float(np.median(np.diff(times))) if len(times) > 1 else float("nan")
-        console.print(self.recipe.dump(), highlight=False, soft_wrap=True, markup=False)
-        console.print(
-            json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}),
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
-        console.print(
+        say(console, self.recipe.dump())
+        say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
+        say(
+            console,
             f"about {step * self.steps * self.recipe.epochs:,.0f} s for {self.recipe.epochs} epochs of {self.steps} "
             f"steps; first augmented batch: {self.folder / FIRST_BATCH}",
-            highlight=False,
-            soft_wrap=True,
         )
 
     def train(
@@ -292,7 +282,7 @@ class Job:
                 precision=self.precision,
                 memory_budget=self.recipe.data.memory_budget,
                 workers=self.recipe.data.workers,
-                skip_broken=self.recipe.data.skip_broken,
+                skip_broken=self.skip_broken,
             )
             plot = self.folder / "plots" / f"confusion_{name}.png"
             _draw("confusion_matrix", confusion(logits, labels), self.data.class_names, plot)

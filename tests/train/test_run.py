@@ -1,0 +1,848 @@
+"""A run: it learns, the same way each time, across interruptions, never with the test images, and leaves it all."""
+
+import csv
+import io
+import json
+import logging
+import math
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny import (
+    CLASSES,
+    TIMES,
+    equal,
+    metrics_rows,
+    stripes,
+    tiny_recipe,
+    tiny_set,
+    untimed,
+    weights_of,
+    write_images,
+)
+
+from vitreous import plots
+from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.sources import load
+from vitreous.evaluation import evaluate
+from vitreous.model import ViT, ViTConfig
+from vitreous.recipe import read_recipe
+from vitreous.train import loop
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+
+STEPS = 4  # of a pass over 36 images in batches of 8
+
+# Everything that a run could forget when it is interrupted
+EVERYTHING = {
+    "epochs": 3,
+    "model": {"patch_embedding": "conv_stem", "stem_channels": (8,), "dropout": 0.2, "drop_path": 0.3, "depth": 2},
+    "augment": {
+        "flip": 0.5, "alternate_flip": True, "shift": 1, "rotation": 20, "color": 0.3, "randaugment_ops": 1,
+        "erase": 0.3, "mixup": 0.5, "cutmix": 0.5, "mix_until": 0.8,
+    },
+    "optim": {"name": "muon", "ema": 0.9, "accumulate": 3, "label_smoothing": 0.1},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(request, monkeypatch):
+    """Drawing takes longer than these runs: only tests that ask for `pictures` get some."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+
+@pytest.fixture
+def pictures():
+    return plots
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """`fit` into tmp_path/<name>, with nothing printed."""
+
+    def run(recipe, data, name="run", **options):
+        return fit(recipe, data, out=tmp_path / name, console=Console(file=io.StringIO()), **options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of four epochs, with its data, for tests that only look."""
+    data = tiny_set()
+    out = tmp_path_factory.mktemp("finished") / "run"
+    recipe = tiny_recipe(epochs=4, seed=3, optim={"ema": 0.9, "learning_rate": 0.02})
+    return fit(recipe, data, out=out, console=Console(file=io.StringIO())), data
+
+
+def interrupt_after(*totals):
+    """A callback that presses Ctrl-C in these steps, counted from 1 over the whole run."""
+
+    def on_step(state, _):
+        if state.epoch * STEPS + state.step in totals:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return on_step
+
+
+def checkpoint_of(folder):
+    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+
+
+def comparable(folder):
+    """All that a run leaves and that is no measured time."""
+    rows = [{key: value for key, value in row.items() if key not in TIMES} for row in metrics_rows(folder)]
+    checkpoint = checkpoint_of(folder)
+    return {
+        "weights": weights_of(folder),
+        "results": untimed(json.loads((folder / "results.json").read_text())),
+        "metrics": rows,
+        "checkpoint": untimed(checkpoint),
+        "recipe": (folder / "recipe.yaml").read_text(),
+        "data": (folder / "data.json").read_text(),
+        "config": (folder / "model" / "config.json").read_text(),
+    }
+
+
+def same_files(a, b):
+    """None, or the first part in which two runs differ."""
+    a, b = comparable(a), comparable(b)
+    return next((name for name in a if not equal(a[name], b[name])), None)
+
+
+# --- it learns ---
+
+
+def test_the_loss_falls_on_a_learnable_pattern(trained):
+    run = trained(tiny_recipe(epochs=20, optim={"learning_rate": 0.01}), tiny_set())
+    losses = [float(row["train_loss"]) for row in metrics_rows(run.folder)]
+    assert losses[0] == pytest.approx(math.log(3), abs=0.15)  # the head starts at zero
+    assert losses[-1] < 0.2 * losses[0]
+    assert run.results["val"]["top1"] == run.results["test"]["top1"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "onecycle", "constant"])
+def test_one_epoch_is_enough_for_every_schedule(trained, schedule, name):
+    recipe = tiny_recipe(epochs=1, optim={"schedule": schedule, "name": name, "batch_size": 128})
+    run = trained(recipe, tiny_set())
+    assert run.results["epochs"] == run.results["best_epoch"] == 1
+    assert len(metrics_rows(run.folder)) == 1
+    assert math.isfinite(run.results["val"]["loss"])
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_both_precisions_train_float32_weights(trained, monkeypatch, precision, kind):
+    kinds = set()
+    linear = torch.nn.functional.linear
+
+    def spy(x, weight, bias=None):
+        y = linear(x, weight, bias)
+        kinds.add(y.dtype)
+        return y
+
+    monkeypatch.setattr(torch.nn.functional, "linear", spy)
+    run = trained(tiny_recipe(epochs=6, precision=precision, optim={"learning_rate": 0.01}), tiny_set())
+    assert run.results["precision"] == precision and kinds == {kind}
+    losses = [float(row["train_loss"]) for row in metrics_rows(run.folder)]
+    assert losses[-1] < 0.9 * losses[0]
+    assert {value.dtype for value in weights_of(run.folder).values()} == {torch.float32}
+
+
+def test_a_set_smaller_than_a_batch_is_one_step_of_all_its_images(trained):
+    seen = []
+    run = trained(
+        tiny_recipe(optim={"batch_size": 500}),
+        tiny_set(),
+        on_step=lambda state, _: seen.append((state.step, state.images)),
+    )
+    assert seen == [(1, 36), (1, 36)] and run.results["epochs"] == 2
+
+
+def test_only_whole_batches_are_trained_on(trained):
+    seen = []
+    trained(tiny_recipe(epochs=1), tiny_set(), on_step=lambda state, _: seen.append(state.images))
+    assert seen == [8, 16, 24, 32]  # of 36
+
+
+def test_gray_and_colour_and_many_classes(trained):
+    data = tiny_set(count=64, channels=3, classes=8)
+    run = trained(tiny_recipe(epochs=1), data)
+    config = run.bundle.model.config
+    assert (config.channels, config.num_classes, config.image_size) == (3, 8, (8, 8))
+    assert 0 <= run.results["test"]["top1"] <= run.results["test"]["top5"] <= 1
+
+
+# --- it learns the same way each time ---
+
+
+def test_the_same_seed_gives_bit_identical_weights_and_another_does_not(trained):
+    recipe = tiny_recipe(**EVERYTHING)
+    first, second = trained(recipe, tiny_set(), "a"), trained(recipe, tiny_set(), "b")
+    assert same_files(first.folder, second.folder) is None
+    other = trained(tiny_recipe(**EVERYTHING, seed=1), tiny_set(), "c")
+    assert not equal(weights_of(first.folder), weights_of(other.folder))
+
+
+def test_the_random_state_before_a_run_does_not_matter(trained):
+    recipe = tiny_recipe(**(EVERYTHING | {"epochs": 1}))
+    torch.manual_seed(1)
+    first = trained(recipe, tiny_set(), "a")
+    torch.manual_seed(2)
+    np.random.seed(2)
+    second = trained(recipe, tiny_set(), "b")
+    assert equal(weights_of(first.folder), weights_of(second.folder))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_images_give_the_weights_of_resident_ones(trained, workers):
+    options = EVERYTHING | {"epochs": 1}
+    resident = trained(tiny_recipe(**options), tiny_set(), "a")
+    data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": workers}
+    streamed = trained(tiny_recipe(**options, data=data), tiny_set(), "b")
+    assert equal(weights_of(resident.folder), weights_of(streamed.folder))
+    assert untimed(resident.results) == untimed(streamed.results)
+
+
+def test_the_parts_of_a_batch_add_up_to_the_whole(trained):
+    """Parts of 3, 3 and 2 images: each image counts the same."""
+    losses, weights = {}, {}
+    for parts in (1, 3, 8):
+        seen = losses.setdefault(parts, [])
+        run = trained(
+            tiny_recipe(optim={"accumulate": parts, "clip": 0.1}, seed=2),
+            tiny_set(),
+            str(parts),
+            on_step=lambda _, loss, seen=seen: seen.append(loss.item()),
+        )
+        weights[parts] = weights_of(run.folder)
+    for parts in (3, 8):
+        assert losses[parts] == pytest.approx(losses[1], rel=1e-5)
+        for name, value in weights[1].items():
+            torch.testing.assert_close(weights[parts][name], value, rtol=1e-3, atol=2e-5)
+
+
+def test_training_accuracy_and_loss_are_means_over_the_images(trained):
+    losses = []
+    run = trained(tiny_recipe(epochs=1), tiny_set(), on_step=lambda _, loss: losses.append(loss.item()))
+    (row,) = metrics_rows(run.folder)
+    assert float(row["train_loss"]) == pytest.approx(np.mean(losses), rel=1e-6)
+    assert float(row["train_top1"]) * 32 == pytest.approx(round(float(row["train_top1"]) * 32), abs=1e-9)
+
+
+# --- it is interrupted ---
+
+
+@pytest.mark.parametrize(
+    "stops", [(1,), (6,), (8,), (12,), (2, 4, 5, 11)], ids=["first step", "middle", "between", "last step", "often"]
+)
+def test_resume_is_bit_identical(trained, stops):
+    recipe, data = tiny_recipe(**EVERYTHING), tiny_set()
+    whole = trained(recipe, data, "whole")
+    run = trained(recipe, data, "parts", on_step=interrupt_after(*stops))
+    for _ in stops:
+        if run.results is None:
+            assert not (run.folder / "results.json").exists()
+            torch.manual_seed(123)  # as any process that starts anew
+            run = trained(recipe, data, "parts", resume=True, on_step=interrupt_after(*stops))
+    assert untimed(run.results) == untimed(whole.results)
+    assert same_files(whole.folder, run.folder) is None
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["resident", "streamed"])
+def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypatch, streamed):
+    data = {"val_fraction": 0.25, "workers": 0} | ({"memory_budget": 1e-9} if streamed else {})
+    recipe = tiny_recipe(**EVERYTHING, data=data)
+    whole = trained(recipe, tiny_set(), "whole")
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+
+    def crash(state, _):
+        if state.epoch * STEPS + state.step == 7:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trained(recipe, tiny_set(), "parts", on_step=crash)
+    state = checkpoint_of(whole.folder.parent / "parts")["state"]
+    assert (state["epoch"], state["step"]) == (1, 2)
+    run = trained(recipe, tiny_set(), "parts", resume=True)
+    assert same_files(whole.folder, run.folder) is None
+
+
+def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
+    out, text = tmp_path / "run", io.StringIO()
+    run = fit(tiny_recipe(), tiny_set(), out=out, console=Console(file=text), on_step=interrupt_after(6))
+    assert run.results is None
+    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out {out}" in (
+        text.getvalue()
+    )
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_stops_at_once(trained, tmp_path):
+    def twice(state, _):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tiny_recipe(), tiny_set(), on_step=twice)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_without_a_checkpoint_starts_again(trained):
+    recipe, data = tiny_recipe(**EVERYTHING), tiny_set()
+    whole = trained(recipe, data, "whole")
+
+    def crash(state, _):
+        if state.epoch == 1:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trained(recipe, data, "parts", on_step=crash)
+    parts = whole.folder.parent / "parts"
+    assert (parts / "model").exists() and not (parts / "checkpoints").exists()
+    steps = []
+    run = trained(recipe, data, "parts", resume=True, on_step=lambda state, _: steps.append(state.step))
+    assert len(steps) == 3 * STEPS and same_files(whole.folder, run.folder) is None
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["all epochs", "stopped early"])
+def test_a_run_that_could_not_be_judged_is_not_trained_again(trained, monkeypatch, early):
+    options = {"patience": 1, "epochs": 9, "optim": {"learning_rate": 1e-12}} if early else {}
+    recipe, steps = tiny_recipe(**options), []
+    whole = trained(recipe, tiny_set(), "whole")
+
+    def fail(*_, **__):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(run_module, "judge", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        trained(recipe, tiny_set(), "parts")
+    monkeypatch.undo()
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    run = trained(recipe, tiny_set(), "parts", resume=True, on_step=lambda *_: steps.append(1))
+    assert not steps and untimed(run.results) == untimed(whole.results)
+
+
+def test_a_damaged_checkpoint_is_one_clear_error(trained):
+    run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    file = run.folder / "checkpoints" / "last.pt"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"last\.pt is damaged .*: remove it to start the run again"):
+        trained(tiny_recipe(), tiny_set(), resume=True)
+
+
+# --- what is refused ---
+
+
+def test_resume_needs_a_run(trained, tmp_path):
+    for name in ("nowhere", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match=rf"^there is no run in {tmp_path / name} to resume: leave out --resume"):
+            trained(tiny_recipe(), tiny_set(), name, resume=True)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 7}, "seed=0, not 7"),
+        ({"epochs": 3}, "epochs=2, not 3"),
+        ({"optim": {"learning_rate": 0.5}}, "optim.learning_rate=0.003, not 0.5"),
+        ({"optim": {"clip": None}}, "optim.clip=1.0, not None"),
+        ({"model": {"depth": 2}}, "model.depth=1, not 2"),
+        ({"augment": {"flip": 0.5}}, "augment.flip=0.0, not 0.5"),
+    ],
+)
+def test_resume_refuses_another_recipe_by_its_first_difference(trained, changes, message):
+    run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    before = (run.folder / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=rf"^{run.folder} was started with {message}: resume it as it was, or start"):
+        trained(tiny_recipe(**changes), tiny_set(), resume=True)
+    assert (run.folder / "recipe.yaml").read_bytes() == before
+
+
+def change_pixel(pixels, labels):
+    pixels[5] += 1
+
+
+def swap_labels(pixels, labels):
+    labels[[0, 1]] = labels[[1, 0]]
+
+
+def reverse(pixels, labels):
+    pixels[:], labels[:] = pixels[::-1].copy(), labels[::-1].copy()
+
+
+@pytest.mark.parametrize("change", [change_pixel, swap_labels, reverse])
+def test_resume_refuses_other_data(trained, change):
+    run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    pixels, labels = stripes()
+    change(pixels, labels)
+    other = ImageSet.from_arrays(pixels, labels, test=stripes(12, seed=1), class_names=CLASSES, name="stripes")
+    with pytest.raises(ValueError, match=rf"^the data is not what {run.folder} was trained on: resume with the same"):
+        trained(tiny_recipe(), other, resume=True)
+    assert trained(tiny_recipe(), tiny_set(), resume=True).results
+
+
+def test_a_finished_run_is_left_alone(trained, finished):
+    run, data = finished
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    recipe = read_recipe(str(run.folder / "recipe.yaml"))
+    with pytest.raises(ValueError, match=r"is finished: start another one with --out$"):
+        fit(recipe, data, out=run.folder, resume=True)
+    with pytest.raises(ValueError, match=r"already holds a run: go on with it by --resume, or name another folder"):
+        fit(recipe, data, out=run.folder)
+    with pytest.raises(ValueError, match=r"already holds a run"):
+        fit(recipe, data, out=run.folder, dry_run=True)
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_with_other_things_is_refused(trained, tmp_path):
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    (tmp_path / "run" / "plots" / "mine.png").write_text("")
+    with pytest.raises(ValueError, match=r"run is not empty and holds no run: name another folder with --out$"):
+        trained(tiny_recipe(), tiny_set())
+    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["mine.png"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file is a file: name another run folder with --out$"):
+        trained(tiny_recipe(), tiny_set(), "file")
+
+
+def test_an_empty_folder_is_taken(trained, tmp_path):
+    (tmp_path / "run").mkdir()
+    assert trained(tiny_recipe(epochs=1), tiny_set()).results["epochs"] == 1
+
+
+def test_a_start_that_failed_is_in_nobodys_way(trained, tmp_path):
+    data = load(write_images(tmp_path / "photos", 12))
+    (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
+    broken = load(tmp_path / "photos")
+    with pytest.raises(ValueError, match=r"ant/bad\.png: no picture of a kind that Pillow knows"):
+        trained(tiny_recipe(epochs=1), broken)
+    assert trained(tiny_recipe(epochs=1), data).results["test"] is None
+
+
+def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, quiet = tiny_recipe(epochs=1), Console(file=io.StringIO())
+    folders = [fit(recipe, tiny_set(), console=quiet).folder.as_posix() for _ in range(3)]
+    assert folders == ["runs/stripes", "runs/stripes-2", "runs/stripes-3"]
+
+
+def test_another_number_of_classes_is_refused(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"model\.num_classes is 4 but the data has 3 classes"):
+        trained(tiny_recipe(model={"num_classes": 4}), tiny_set())
+    assert not (tmp_path / "run").exists()
+
+
+def test_patience_is_refused_where_the_data_has_no_validation_images(trained):
+    recipe = tiny_recipe().model_copy(update={"patience": 2, "data": tiny_recipe(data={"val_fraction": 0}).data})
+    with pytest.raises(ValueError, match="patience needs a validation split, and there is none"):
+        trained(recipe, tiny_set())
+
+
+# --- the test images choose nothing ---
+
+
+class Sealed(ArrayImages):
+    """Images that may be looked at only after `open`."""
+
+    open = False
+    looks = 0
+
+    @property
+    def pixels(self):
+        assert Sealed.open, "test pixels were read before the training was over"
+        Sealed.looks += 1
+        return self.hidden
+
+    @pixels.setter
+    def pixels(self, pixels):
+        self.hidden = pixels
+
+
+@pytest.fixture
+def sealed(monkeypatch):
+    monkeypatch.setattr(Sealed, "open", False)
+    monkeypatch.setattr(Sealed, "looks", 0)
+    data = tiny_set()
+    return ImageSet(
+        data.name,
+        data.source,
+        data.class_names,
+        data.train,
+        test=Split(Sealed(data.test.images.array), data.test.labels),
+    )
+
+
+def test_test_pixels_are_read_only_after_the_last_training_step(trained, sealed, pictures):
+    def unseal(row):
+        assert Sealed.looks == 0
+        Sealed.open = row["epoch"] == 2
+
+    run = trained(tiny_recipe(), sealed, on_epoch=unseal)
+    assert run.results["test"]["count"] == 12 and Sealed.looks > 0
+    assert untimed(run.results) == untimed(trained(tiny_recipe(), tiny_set(), "open").results)
+
+
+def test_neither_a_dry_run_nor_an_interrupted_one_reads_test_pixels(trained, sealed, pictures):
+    trained(tiny_recipe(), sealed, "dry", dry_run=True)
+    trained(tiny_recipe(), sealed, on_step=interrupt_after(6))
+    trained(tiny_recipe(), sealed, resume=True, on_step=interrupt_after(7))
+    assert Sealed.looks == 0
+
+
+def test_early_stopping_reads_no_test_pixels(trained, sealed):
+    def unseal(row):
+        assert Sealed.looks == 0
+        Sealed.open = row["epoch"] == 2
+
+    recipe = tiny_recipe(epochs=9, patience=1, optim={"learning_rate": 1e-12})
+    assert trained(recipe, sealed, on_epoch=unseal).results["epochs"] == 2
+
+
+def test_test_labels_and_images_change_no_weight_and_no_choice(trained):
+    recipe = tiny_recipe(epochs=6, patience=3, optim={"learning_rate": 0.02})
+    runs = []
+    pixels, labels = stripes(12, seed=1)
+    others = [(pixels, labels), (pixels, np.roll(labels, 1)), (255 - pixels, labels), (pixels[:3], labels[:3])]
+    for i, test in enumerate(others):
+        data = ImageSet.from_arrays(*stripes(), test=test, class_names=CLASSES, name="stripes")
+        runs.append(trained(recipe, data, str(i)))
+    figures = [run.results["test"] for run in runs]
+    assert all(figures[0] != other for other in figures[1:])
+    for run in runs[1:]:
+        assert equal(weights_of(run.folder), weights_of(runs[0].folder))
+        same = ("best_epoch", "epochs", "val")
+        assert [run.results[key] for key in same] == [runs[0].results[key] for key in same]
+
+
+def test_validation_images_are_never_trained_on(trained):
+    """Other validation pixels may choose another epoch, but train the same weights."""
+    weights = []
+    for shift in (0, 50):
+        pixels, labels = stripes(12, seed=2)
+        data = ImageSet.from_arrays(*stripes(36), val=(pixels + np.uint8(shift), labels), class_names=CLASSES)
+        run = trained(tiny_recipe(), data, str(shift))
+        weights.append(checkpoint_of(run.folder)["model"])
+    assert equal(*weights)
+
+
+# --- which weights are kept ---
+
+
+def test_the_best_epoch_is_kept_with_its_averaged_weights(trained):
+    options = {
+        "epochs": 8,
+        "optim": {"ema": 0.8, "learning_rate": 0.1, "schedule": "constant", "clip": None},
+        "seed": 2,
+    }
+    run = trained(tiny_recipe(**options), tiny_set())
+    rows = metrics_rows(run.folder)
+    ranks = [(float(row["val_top1"]), -float(row["val_loss"])) for row in rows]
+    best = run.results["best_epoch"]
+    assert ranks.index(max(ranks)) + 1 == best < 8
+    assert run.results["val"]["top1"] == ranks[best - 1][0]
+    assert run.results["val"]["loss"] == pytest.approx(-ranks[best - 1][1], rel=1e-6)
+    # the same run, stopped right after that epoch, has these weights as its average
+    part = trained(tiny_recipe(**options), tiny_set(), "part", on_step=interrupt_after(best * STEPS))
+    checkpoint = checkpoint_of(part.folder)
+    average = {
+        name.removeprefix("module."): value for name, value in checkpoint["average"].items() if "n_av" not in name
+    }
+    assert equal(weights_of(run.folder), average)
+    assert not equal(weights_of(run.folder), checkpoint["model"])
+
+
+def test_without_an_average_the_weights_themselves_are_kept(trained):
+    run = trained(tiny_recipe(data={"val_fraction": 0}), tiny_set())
+    checkpoint = checkpoint_of(run.folder)
+    assert checkpoint["average"] == {} and equal(weights_of(run.folder), checkpoint["model"])
+
+
+def test_equal_results_keep_the_first_epoch(trained):
+    run = trained(tiny_recipe(epochs=3, optim={"learning_rate": 1e-12}), tiny_set())
+    assert run.results["best_epoch"] == 1 and run.results["epochs"] == 3
+
+
+def test_early_stopping_stops_and_keeps_the_best_epoch(trained):
+    run = trained(tiny_recipe(epochs=50, patience=2, optim={"learning_rate": 1e-12}), tiny_set())
+    assert (run.results["best_epoch"], run.results["epochs"]) == (1, 3)
+    assert len(metrics_rows(run.folder)) == 3 and (run.folder / "checkpoints" / "last.pt").exists()
+    run = trained(
+        tiny_recipe(epochs=12, patience=3, optim={"learning_rate": 0.1, "clip": None}, seed=2), tiny_set(), "b"
+    )
+    ranks = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
+    best = run.results["best_epoch"]
+    assert ranks.index(max(ranks)) + 1 == best and run.results["epochs"] in (best + 3, 12)
+
+
+def test_early_stopping_counts_across_a_resume(trained):
+    recipe = tiny_recipe(epochs=50, patience=3, optim={"learning_rate": 1e-12})
+    trained(recipe, tiny_set(), on_step=interrupt_after(2 * STEPS + 1))
+    assert trained(recipe, tiny_set(), resume=True).results["epochs"] == 4
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_without_validation_images_the_last_step_is_kept(trained, ema):
+    run = trained(tiny_recipe(epochs=3, data={"val_fraction": 0}, optim={"ema": ema}), tiny_set())
+    assert run.results["val"] is None and run.results["best_epoch"] == run.results["epochs"] == 3
+    checkpoint = checkpoint_of(run.folder)
+    last = {name.removeprefix("module."): value for name, value in checkpoint["average"].items() if "n_av" not in name}
+    assert equal(weights_of(run.folder), last if ema else checkpoint["model"])
+    assert "val_loss" not in metrics_rows(run.folder)[0]
+
+
+def test_without_test_images_there_are_no_test_figures(trained):
+    run = trained(tiny_recipe(epochs=1), ImageSet.from_arrays(*stripes(), name="stripes"))
+    assert run.results["test"] is None and run.results["val"]["count"] == 12
+
+
+def test_the_figures_are_those_of_the_kept_weights(finished):
+    run, data = finished
+    data = data.with_validation(0.25)
+    for split in ("val", "test"):
+        assert evaluate(run.folder, data, split=split, precision="float32") == run.results[split]
+        assert evaluate(run.bundle, data, split=split, precision="float32") == run.results[split]
+
+
+# --- it fails ---
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_path):
+    with pytest.raises(
+        FloatingPointError, match=r"^the loss is nan at step [2-4] of epoch 1: lower optim.learning_rate"
+    ):
+        trained(tiny_recipe(optim={"learning_rate": 1e30, "clip": None}), tiny_set())
+    assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.parametrize("step", [2, STEPS], ids=["in the pass", "by its last update"])
+def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, step):
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+    kept = {}
+
+    def poison(state, _):
+        if (state.epoch, state.step) == (1, step):
+            kept.update({path: path.read_bytes() for path in (tmp_path / "run" / "model").iterdir()})
+            vit.head.weight.data.fill_(math.nan)
+
+    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 4 of epoch 2: "):
+        trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison)
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "run" / "model").iterdir()} and len(kept) == 2
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert len(metrics_rows(tmp_path / "run")) == 1
+
+
+def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(pictures, "learning_curves", fail)
+    with caplog.at_level(logging.WARNING):
+        run = trained(tiny_recipe(), tiny_set())
+    assert [r.message for r in caplog.records] == [f"could not draw {run.folder}/plots/learning_curves.png: no ink"]
+    assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
+    assert (run.folder / "plots" / "confusion_test.png").exists()
+    assert "WARNING could not draw" in (run.folder / "train.log").read_text()
+
+
+# --- what it leaves ---
+
+
+def test_the_run_folder_holds_everything(trained, pictures):
+    run = trained(tiny_recipe(), tiny_set())
+    assert {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()} == {
+        "recipe.yaml",
+        "environment.json",
+        "data.json",
+        "metrics.csv",
+        "results.json",
+        "model/model.safetensors",
+        "model/config.json",
+        "checkpoints/last.pt",
+        "plots/first_batch.png",
+        "plots/learning_curves.png",
+        "plots/confusion_val.png",
+        "plots/confusion_test.png",
+    }
+    assert all(path.stat().st_size > 0 for path in run.folder.rglob("*") if path.is_file())
+
+
+def test_results_have_their_keys(finished):
+    run, _ = finished
+    results = json.loads((run.folder / "results.json").read_text())
+    assert results == run.results
+    assert set(results) >= {
+        "params", "epochs", "precision", "train_seconds", "images_per_second", "best_epoch", "val", "test", "seed",
+    }  # fmt: skip
+    names = {f"{name}_{average}" for name in ("precision", "recall", "f1") for average in ("macro", "micro")}
+    for split in ("val", "test"):
+        assert set(results[split]) == {"loss", "top1", "top5", "count"} | names
+        assert results[split]["top5"] is None and results[split]["count"] == 12
+    assert results["params"] == sum(value.numel() for value in weights_of(run.folder).values())
+    assert (results["epochs"], results["seed"], results["precision"]) == (4, 3, "float32")
+    assert results["train_seconds"] > 0 and results["images_per_second"] > 0
+
+
+def test_metrics_have_a_row_an_epoch(finished):
+    run, _ = finished
+    with (run.folder / "metrics.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == [
+        "epoch", "train_loss", "train_top1", "learning_rate", "val_loss", "val_top1", "images_per_second", "seconds",
+    ]  # fmt: skip
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4"]
+    assert float(rows[-1][3]) == pytest.approx(0.02 * 0.01)  # the cosine's end
+
+
+def test_the_recipe_in_the_folder_is_resolved_and_gives_the_same_run(finished, tmp_path):
+    run, data = finished
+    fields = yaml.safe_load((run.folder / "recipe.yaml").read_text())
+    assert fields["model"]["image_size"] == [8, 8] and fields["model"]["num_classes"] == 3
+    again = fit(
+        read_recipe(str(run.folder / "recipe.yaml")), data, out=tmp_path / "again", console=Console(file=io.StringIO())
+    )
+    assert equal(weights_of(run.folder), weights_of(again.folder))
+
+
+def test_data_and_environment_are_described(finished):
+    run, _ = finished
+    content = json.loads((run.folder / "data.json").read_text())
+    assert content["counts"] == {"train": 36, "val": 12, "test": 12} and content["classes"] == list(CLASSES)
+    assert content["per_class"] == {"train": [12] * 3, "val": [4] * 3, "test": [4] * 3}
+    assert set(content["hash"]) == {"train", "val"}  # the test images are not read for it
+    content = json.loads((run.folder / "environment.json").read_text())
+    assert content["packages"]["torch"] == torch.__version__.partition("+")[0] or torch.__version__
+    assert (content["device"], content["precision"]) == ("cpu", "float32")
+
+
+def test_the_model_in_the_folder_stands_alone(finished):
+    run, data = finished
+    bundle = run.bundle
+    assert bundle.class_names == CLASSES and bundle.preprocess.image_size == (8, 8)
+    pixels = data.with_validation(0.25).train.images.array / 255
+    assert bundle.preprocess.mean == pytest.approx([pixels.mean()], abs=1e-6)  # of the training images alone
+    assert bundle.preprocess.std == pytest.approx([pixels.std()], abs=1e-6)
+    assert not bundle.model.training
+
+
+def test_callbacks_are_called_once_a_step_and_once_an_epoch(trained):
+    steps, rows = [], []
+    run = trained(
+        tiny_recipe(),
+        tiny_set(),
+        on_step=lambda state, loss: steps.append((state.epoch, state.step, loss.shape, loss.requires_grad)),
+        on_epoch=rows.append,
+    )
+    assert steps == [(epoch, step, (), False) for epoch in (0, 1) for step in (1, 2, 3, 4)]
+    assert [{key: str(value) for key, value in row.items()} for row in rows] == metrics_rows(run.folder)
+
+
+# --- trying it, and the user's own model ---
+
+
+def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_path, pictures):
+    text = io.StringIO()
+    run = fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", dry_run=True, console=Console(file=text))
+    assert run.results is None
+    assert [p.relative_to(run.folder).as_posix() for p in run.folder.rglob("*") if p.is_file()] == [
+        "plots/first_batch.png"
+    ]
+    assert "learning_rate: 0.003" in text.getvalue() and '"train": 36' in text.getvalue()
+    assert "s for 2 epochs of 4 steps" in text.getvalue()
+    again = trained(tiny_recipe(), tiny_set())
+    other = trained(tiny_recipe(), tiny_set(), "other")
+    assert same_files(again.folder, other.folder) is None
+
+
+def test_a_users_model_is_trained_from_its_present_weights(trained):
+    torch.manual_seed(77)
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=32, depth=2, heads=2))
+    torch.nn.init.normal_(vit.head.weight)
+    before = {name: value.clone() for name, value in vit.state_dict().items()}
+    run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-9, "weight_decay": 0}), tiny_set(), model=vit)
+    kept = weights_of(run.folder)
+    assert kept.keys() == before.keys() and run.bundle.model.config.dim == 32
+    for name, value in before.items():
+        torch.testing.assert_close(kept[name], value, rtol=0, atol=1e-6)
+    run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 0.01}), tiny_set(), "b", model=vit)
+    assert not torch.allclose(weights_of(run.folder)["head.weight"], before["head.weight"], atol=1e-3)
+
+
+def test_a_users_model_of_another_size_gets_fitted_images(trained):
+    vit = ViT(ViTConfig(image_size=12, patch_size=4, channels=3, num_classes=3, dim=16, depth=1, heads=2))
+    run = trained(tiny_recipe(epochs=1), tiny_set(), model=vit)
+    assert run.bundle.preprocess.shape == (3, 12, 12)
+
+
+def test_a_users_model_of_other_classes_is_refused(trained):
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=5, dim=16, depth=1, heads=2))
+    with pytest.raises(ValueError, match="num_classes is 5 but the data has 3 classes"):
+        trained(tiny_recipe(), tiny_set(), model=vit)
+
+
+def test_image_size_is_rounded_to_whole_patches(trained):
+    run = trained(tiny_recipe(epochs=1), tiny_set(side=10))
+    assert run.bundle.model.config.image_size == (8, 8)
+
+
+def test_images_of_many_sizes_need_an_image_size(trained, tmp_path):
+    from PIL import Image
+
+    write_images(tmp_path / "photos", 12)
+    Image.new("L", (20, 10)).save(tmp_path / "photos" / "ant" / "x.png")
+    with pytest.raises(ValueError, match=r"images are of many sizes: .*, for example model.image_size=64"):
+        trained(tiny_recipe(), load(tmp_path / "photos"))
+    run = trained(tiny_recipe(epochs=1, model={"image_size": 8}), load(tmp_path / "photos"))
+    assert run.results["val"]["count"] == 10
+
+
+def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):
+    write_images(tmp_path / "photos", 12)
+    (tmp_path / "photos" / "bee" / "bad.png").write_text("no picture")
+    run = trained(
+        tiny_recipe(epochs=1, data={"skip_broken": True}), load(tmp_path / "photos", skip_broken=True), dry_run=True
+    )
+    run = trained(tiny_recipe(epochs=1, data={"skip_broken": True}), load(tmp_path / "photos", skip_broken=True))
+    counts = json.loads((run.folder / "data.json").read_text())["counts"]
+    assert counts["train"] + counts["val"] == 36
+    assert "bee/bad.png" in (run.folder / "train.log").read_text()
+
+
+def test_tracked_figures_are_written(trained):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trained(tiny_recipe(track=["tensorboard"]), tiny_set())
+    (events,) = {path.parent for path in run.folder.rglob("events*") if path.parent.name == "vitreous"}
+    scalars = EventAccumulator(str(events))
+    scalars.Reload()
+    found = [(event.step, event.value) for event in scalars.Scalars("val_loss")]
+    expected = [(int(row["epoch"]), float(row["val_loss"])) for row in metrics_rows(run.folder)]
+    assert [step for step, _ in found] == [1, 2]
+    assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
+
+
+def test_the_terminal_shows_every_epoch(tmp_path):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=200)
+    fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", console=console)
+    assert "stripes: 36 training images, 12 for validation, 3 classes" in text.getvalue()
+    assert "epoch 1/2" in text.getvalue() and "epoch 2/2" in text.getvalue() and "RAM" in text.getvalue()
+    assert load_file(tmp_path / "run" / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_by_the_shipped_recipe(tmp_path):
+    recipe = read_recipe("digits", ["epochs=10", "precision=float32"])
+    run = fit(recipe, out=tmp_path / "run", console=Console(file=io.StringIO()))
+    assert run.results["test"]["count"] == 360 and run.results["test"]["top1"] > 0.9
