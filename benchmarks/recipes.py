@@ -1,0 +1,67 @@
+"""Train a shipped recipe over several seeds, and write their test figures to benchmarks/results/.
+
+python benchmarks/recipes.py digits --seeds 5
+python benchmarks/recipes.py digits --seeds 5 precision=float32
+
+Each seed is a run folder under runs/benchmarks/; one that is finished is not trained again, one that was interrupted
+goes on.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from measure import RESULTS, machine, save
+
+from vitreous.recipe import read_recipe
+from vitreous.train.run import fit
+
+
+def train_seed(recipe: str, overrides: list[str], seed: int, folder: Path) -> dict:
+    """The figures of one seed, as they are or after training."""
+    finished = folder / "results.json"
+    if not finished.exists():
+        resume = (folder / "recipe.yaml").exists()
+        fit(read_recipe(recipe, [*overrides, f"seed={seed}"]), out=folder, resume=resume)
+    return json.loads(finished.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+
+    name = "-".join([options.recipe, *(override.replace("=", "-") for override in options.overrides)])
+    folders = [Path("runs/benchmarks") / f"{name}-{seed}" for seed in range(options.seeds)]
+    runs = [train_seed(options.recipe, options.overrides, seed, folder) for seed, folder in enumerate(folders)]
+    top1 = [run["test"]["top1"] for run in runs]
+    content = {
+        "recipe": options.recipe,
+        "overrides": options.overrides,
+        "command": f"vitreous train {' '.join([options.recipe, *options.overrides])} --seed N",
+        "machine": machine(torch.device("cpu")),
+        "params": runs[0]["params"],
+        "epochs": runs[0]["epochs"],
+        "precision": runs[0]["precision"],
+        "test_images": runs[0]["test"]["count"],
+        "n": len(runs),
+        "top1_mean": statistics.mean(top1),
+        "top1_sd": statistics.stdev(top1) if len(top1) > 1 else None,
+        "top1": top1,
+        "val_top1": [run["val"]["top1"] if run["val"] else None for run in runs],
+        "train_seconds": [run["train_seconds"] for run in runs],
+        "images_per_second": [run["images_per_second"] for run in runs],
+    }
+    save(RESULTS / f"{name}.json", content)
+    sd = f" +- {content['top1_sd']:.2%}" if content["top1_sd"] is not None else ""
+    print(
+        f"{name}: test top-1 {content['top1_mean']:.2%}{sd}, n = {len(runs)}, {max(content['train_seconds']):.0f} s at most"
+    )
+
+
+if __name__ == "__main__":
+    main()

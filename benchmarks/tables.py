@@ -1,0 +1,66 @@
+"""Write the README's tables of measured figures from benchmarks/results/*.json: python benchmarks/tables.py"""
+
+import json
+import re
+from pathlib import Path
+
+from measure import RESULTS
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def recipe_table(results: list[dict]) -> str:
+    """One row a recipe and precision."""
+    lines = [
+        "| command | parameters | epochs | precision | test top-1, mean ± sd | n | seconds, at most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
+        sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
+        lines.append(
+            f"| `{r['command']}` | {r['params']:,} | {r['epochs']} | {r['precision']} | "
+            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {max(r['train_seconds']):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def peers_table(peers: dict) -> str:
+    """Training and inference throughput, and how many times faster this library is with its default settings."""
+    lines = [
+        "| model | precision | training, images/s | ours by default is faster by | inference, images/s | by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in peers["rows"]:
+        cells = [row["name"], row["precision"]]
+        for figures in (row["training"], row["inference"]):
+            cells += [f"{figures['images_per_second']:.0f}", f"{figures['ours_by_default_is_faster_by']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def describe(machine: dict) -> str:
+    rates = machine["matmul_gflops"]
+    return (
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}; plain matrix products: "
+        f"{rates['float32']} GFLOP/s in float32, {rates['bf16']} in bf16"
+    )
+
+
+def main() -> None:
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    recipes = [content for content in results.values() if "top1_mean" in content]
+    parts = [
+        "By seed 0, 1, ... on the test images, which chose nothing (`python benchmarks/recipes.py NAME --seeds N`):",
+        recipe_table(recipes),
+        "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved in one "
+        "run, medians (`python benchmarks/peers.py`):",
+        peers_table(results["peers"]),
+        f"Machine: {describe(results['peers']['machine'])}.",
+    ]
+    text = README.read_text()
+    block = "<!-- results -->\n" + "\n\n".join(parts) + "\n<!-- end of results -->"
+    README.write_text(re.sub(r"<!-- results -->.*<!-- end of results -->", lambda _: block, text, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()
