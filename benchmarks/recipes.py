@@ -59,7 +59,8 @@ def main() -> None:
     save(RESULTS / f"{name}.json", content)
     sd = f" +- {content['top1_sd']:.2%}" if content["top1_sd"] is not None else ""
     print(
-        f"{name}: test top-1 {content['top1_mean']:.2%}{sd}, n = {len(runs)}, {max(content['train_seconds']):.0f} s at most"
+        f"{name}: test top-1 {content['top1_mean']:.2%}{sd}, n = {len(runs)}, "
+        f"{max(content['train_seconds']):.0f} s at most"
     )
 
 

@@ -52,8 +52,8 @@ def main() -> None:
     parts = [
         "By seed 0, 1, ... on the test images, which chose nothing (`python benchmarks/recipes.py NAME --seeds N`):",
         recipe_table(recipes),
-        "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved in one "
-        "run, medians (`python benchmarks/peers.py`):",
+        "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved "
+        "in one run, medians (`python benchmarks/peers.py`):",
         peers_table(results["peers"]),
         f"Machine: {describe(results['peers']['machine'])}.",
     ]

@@ -61,7 +61,8 @@ def tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES, **model: Any)
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
             module.num_batches_tracked.fill_(7)
-    torch.nn.init.normal_(vit.head.weight)
+    last = vit.head[-1] if isinstance(vit.head, torch.nn.Sequential) else vit.head
+    torch.nn.init.normal_(last.weight)
     channels = vit.config.channels
     return Bundle(vit, Preprocess(image_size=8, mean=(0.4,) * channels, std=(0.2,) * channels), classes)
 

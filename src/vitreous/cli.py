@@ -111,6 +111,8 @@ def evaluate(
 
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder with --out")
+    if out is not None and (out / "recipe.yaml").exists():
+        raise ValueError(f"{out} holds a run, whose results.json stays as it is: name another folder with --out")
     figures = judge(run, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(_results_table({split: figures}))
     if out is not None:

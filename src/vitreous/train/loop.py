@@ -138,20 +138,8 @@ def train_loop(
             )
             images = preprocess.normalise(images)
 
-            batch_loss = torch.zeros((), device=engine.device)
-            parts = list(zip(images.chunk(optim.accumulate), targets.chunk(optim.accumulate), strict=True))
-            for i, (part, target) in enumerate(parts):
-                with engine.gradients(model, last=i == len(parts) - 1):
-                    with autocast(engine.device, precision):
-                        logits = model(part).float()  # (B, K)
-                    loss = F.cross_entropy(logits, target, label_smoothing=optim.label_smoothing)
-                    engine.backward(loss * len(part) / len(images))
-                with torch.no_grad():
-                    best_guess = target if target.ndim == 1 else target.argmax(dim=1)
-                    hits = (logits.argmax(dim=1) == best_guess).sum()
-                    totals += torch.stack([loss.detach().double() * len(part), hits.double()])
-                    batch_loss += loss.detach() * len(part) / len(images)
-
+            sums = forward_backward(model, images, targets, recipe, precision, engine)
+            totals += sums
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
             set_rates(optimizers, rate_factor(optim, done, recipe.epochs * steps))
@@ -163,15 +151,15 @@ def train_loop(
 
             state.step += 1
             state.images += len(images) * engine.processes
-            hooks.on_step(state, batch_loss)
-            now = time.monotonic()
-            if now - last_report > 0.5 or state.step == steps:  # reading the loss waits for the device
+            hooks.on_step(state, sums[0] / len(images))
+            now, stop = time.monotonic(), hooks.stop_requested()
+            save = (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps
+            if save or state.step == steps or now - last_report > 0.5:  # reading the loss waits for the device
                 last_report = now
                 mean_loss = totals[0].item() / (state.images / engine.processes)
                 _check_finite(mean_loss, state)
                 hooks.report(state, mean_loss)
-            stop = hooks.stop_requested()
-            if (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps:
+            if save:
                 last_save, started = now, _add_time(state, started)
                 state.loss, state.hits = totals.tolist()
                 hooks.save()
@@ -215,6 +203,24 @@ def train_loop(
         state.best_epoch = state.epoch
         hooks.keep(engine.unwrap(model) if average is None else average.module)
     return True
+
+
+def forward_backward(
+    model: nn.Module, images: Tensor, targets: Tensor, recipe: Recipe, precision: str, engine: Engine
+) -> Tensor:
+    """Add a batch's gradients, part by part. Returns (2,): the sum of the loss over its images, and of hits."""
+    parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
+    sums = torch.zeros(2, dtype=torch.float64, device=images.device)
+    for i, (part, target) in enumerate(parts):
+        with engine.gradients(model, last=i == len(parts) - 1):
+            with autocast(images.device, precision):
+                logits = model(part).float()  # (B, K)
+            loss = F.cross_entropy(logits, target, label_smoothing=recipe.optim.label_smoothing)
+            engine.backward(loss * len(part) / len(images))
+        labels = target if target.ndim == 1 else target.argmax(dim=1)
+        hits = (logits.detach().argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.detach().double() * len(part), hits.double()])
+    return sums
 
 
 def _check_finite(loss: float, state: State) -> None:

@@ -1,0 +1,166 @@
+"""Figures of a model on a split: the right images with the right labels, by class name."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_images
+
+from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
+from vitreous.evaluation import evaluate, judge, own_data
+from vitreous.metrics import classification_metrics
+from vitreous.train.run import fit
+
+EXACT = {"precision": "float32", "device": "cpu"}
+
+
+@pytest.fixture
+def bundle():
+    return tiny_bundle()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on a folder of images, named in its recipe."""
+    root = tmp_path_factory.mktemp("data")
+    write_images(root / "photos" / "train", 12)
+    write_images(root / "photos" / "test", 4, seed=1)
+    recipe = tiny_recipe(data={"val_fraction": 0.25, "split_seed": 5, "source": str(root / "photos")})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITREOUS_CACHE", str(root / "cache"))
+        return fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+
+
+def figures_of(bundle, pixels, labels):
+    """The long way round."""
+    with torch.no_grad():
+        logits = bundle.model((torch.from_numpy(pixels).float() / 255 - 0.4) / 0.2)
+    return classification_metrics(logits, torch.from_numpy(labels))
+
+
+def close_to(figures):
+    return {name: value if value is None else pytest.approx(value, rel=1e-5) for name, value in figures.items()}
+
+
+def test_figures_are_those_of_the_split(bundle):
+    data = tiny_set().with_validation(0.25)
+    for name, split in data.splits.items():
+        found, expected = (
+            evaluate(bundle, data, split=name, **EXACT),
+            figures_of(bundle, split.images.array, split.labels),
+        )
+        assert found == close_to(expected), name
+        assert found["count"] == len(split)
+
+
+def test_test_is_the_split_unless_another_is_named(bundle):
+    data = tiny_set()
+    assert evaluate(bundle, data, **EXACT) == evaluate(bundle, data, split="test", **EXACT)
+
+
+def test_logits_and_labels_come_with_the_figures(bundle):
+    split = tiny_set().test
+    figures, logits, labels = judge(bundle, split, device=torch.device("cpu"), precision="float32")
+    assert logits.shape == (12, 3) and labels.tolist() == split.labels.tolist()
+    assert classification_metrics(logits, labels) == figures
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0)])
+def test_labels_are_matched_by_class_name(bundle, order):
+    """The same images with their classes numbered otherwise."""
+    pixels, labels = stripes(24)
+    names = tuple(CLASSES[i] for i in order)
+    renumbered = np.array([names.index(CLASSES[label]) for label in labels])
+    data = ImageSet.from_arrays(pixels, renumbered, test=(pixels, renumbered), class_names=names)
+    expected = figures_of(bundle, pixels, labels)
+    assert figures_of(bundle, pixels, renumbered) != close_to(expected)
+    assert evaluate(bundle, data, **EXACT) == close_to(expected)
+
+
+def test_data_may_have_some_of_the_classes(bundle):
+    pixels, labels = stripes(24)
+    few = labels > 0
+    data = ImageSet.from_arrays(pixels[few], labels[few] - 1, class_names=CLASSES[1:])
+    expected = figures_of(bundle, pixels[few], labels[few])
+    assert evaluate(bundle, data, split="train", **EXACT) == close_to(expected)
+
+
+def test_a_class_that_the_model_lacks_is_refused(bundle):
+    pixels, labels = stripes(12)
+    data = ImageSet.from_arrays(pixels, labels, test=(pixels, labels), class_names=("ant", "bee", "dog"), name="zoo")
+    with pytest.raises(
+        ValueError, match=r"^zoo: test has class 'dog' that the model lacks; the model has ant, bee, cat$"
+    ):
+        evaluate(bundle, data, **EXACT)
+
+
+def test_a_class_that_does_not_occur_in_the_split_may_be_unknown(bundle):
+    pixels, labels = stripes(12)
+    few = labels < 2
+    names = ("ant", "bee", "dog")
+    data = ImageSet.from_arrays(pixels, labels, test=(pixels[few], labels[few]), class_names=names)
+    assert evaluate(bundle, data, **EXACT)["count"] == 8
+
+
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(bundle):
+    with pytest.raises(ValueError, match=r"^stripes has no split 'val': use train or test$"):
+        evaluate(bundle, tiny_set(), split="val", **EXACT)
+
+
+def test_images_of_another_size_are_fitted(bundle):
+    assert evaluate(bundle, tiny_set(side=16, channels=3), **EXACT)["count"] == 12
+
+
+# --- a run's own data ---
+
+
+def test_a_run_is_judged_on_its_own_data_split_as_it_was(run):
+    for split in ("val", "test"):
+        assert evaluate(run.folder, split=split, **EXACT) == run.results[split]
+    assert evaluate(run.folder, split="train", **EXACT)["count"] == 27
+    data = own_data(run.folder)
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 27, "val": 9, "test": 12}
+
+
+def test_other_data_may_be_named(run, tmp_path):
+    other = write_images(tmp_path / "other", 3, seed=9)
+    assert evaluate(run.folder, other, split="train", **EXACT)["count"] == 9
+    assert evaluate(str(run.folder), str(other), split="train", **EXACT)["count"] == 9
+
+
+def test_evaluating_leaves_the_run_as_it_is(run):
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    evaluate(run.folder, **EXACT)
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
+def test_data_that_nobody_named_must_be_given(bundle, tmp_path):
+    with pytest.raises(ValueError, match=r"does not say what it was trained on: name the DATA to judge it on$"):
+        evaluate(bundle, **EXACT)
+    bundle.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"model does not say what it was trained on"):
+        evaluate(tmp_path / "model", **EXACT)
+    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", console=Console(file=io.StringIO()))
+    with pytest.raises(ValueError, match=r"run does not say what it was trained on"):
+        evaluate(run.folder, **EXACT)
+
+
+def test_broken_images_are_left_out_where_that_is_asked_for(bundle, tmp_path):
+    photos = write_images(tmp_path / "photos", 4)
+    (photos / "ant" / "bad.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"bad\.png: no picture"):
+        evaluate(bundle, photos, split="train", **EXACT)
+    assert evaluate(bundle, photos, split="train", skip_broken=True, **EXACT)["count"] == 12
+    assert evaluate(bundle, load(photos, skip_broken=True), split="train", **EXACT)["count"] == 12
+
+
+def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path):
+    write_images(tmp_path / "photos" / "train", 12)
+    write_images(tmp_path / "photos" / "test", 4, seed=1)
+    (tmp_path / "photos" / "test" / "bee" / "bad.png").write_text("no picture")
+    recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos"), "skip_broken": True, "val_fraction": 0.25})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12

@@ -1,0 +1,265 @@
+"""Answers: one for each image, in order, the same in any batch; what cannot be read is named."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import CLASSES, stripes, tiny_bundle, write_images
+
+from vitreous.data.images import ImageSet
+from vitreous.data.loaders import Batches
+from vitreous.data.stores import BrokenImage
+from vitreous.prediction import (
+    Prediction,
+    forward,
+    image_files,
+    predict,
+    split_logits,
+    write_csv,
+    write_json_lines,
+    write_text,
+)
+
+PREDICTIONS = [Prediction("a.png", ("ant", "bee"), (0.75, 0.25)), Prediction("b, c.png", ("bee", "ant"), (0.9, 0.1))]
+
+
+@pytest.fixture
+def bundle():
+    return tiny_bundle()
+
+
+@pytest.fixture
+def files(tmp_path):
+    return sorted(write_images(tmp_path / "photos", 5).rglob("*.png"))
+
+
+def ask(bundle, images, **options):
+    return list(predict(bundle, images, precision="float32", device="cpu", **options))
+
+
+def expected_of(bundle, files):
+    """Probabilities the long way round: (N, K)."""
+    pixels = np.stack([np.asarray(Image.open(file))[None] for file in files])
+    images = (torch.from_numpy(pixels).float() / 255 - 0.4) / 0.2
+    with torch.no_grad():
+        return bundle.model(images).softmax(1)
+
+
+def test_answers_are_the_models_in_the_order_of_the_images(bundle, files):
+    order = [files[i] for i in (7, 2, 11, 0, 14, 3)]
+    found = ask(bundle, order)
+    assert [answer.image for answer in found] == list(map(str, order))
+    for answer, shares in zip(found, expected_of(bundle, order), strict=True):
+        assert list(answer.probabilities) == pytest.approx(shares.sort(descending=True).values.tolist(), abs=1e-5)
+        assert answer.classes == tuple(CLASSES[i] for i in shares.argsort(descending=True))
+        assert sum(answer.probabilities) == pytest.approx(1, abs=1e-6)
+    assert len({answer.probabilities for answer in found}) == 6  # else the order would not show
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 15, 64])
+def test_the_batch_size_does_not_matter(bundle, files, batch_size):
+    expected, found = ask(bundle, files, batch_size=7), ask(bundle, files, batch_size=batch_size)
+    assert [(a.image, a.classes) for a in found] == [(a.image, a.classes) for a in expected]
+    np.testing.assert_allclose([a.probabilities for a in found], [a.probabilities for a in expected], atol=1e-6)
+
+
+@pytest.mark.parametrize(("top", "count"), [(1, 1), (2, 2), (3, 3), (50, 3)])
+def test_top_says_how_many_classes(bundle, files, top, count):
+    whole = ask(bundle, files[:2], top=3)
+    for answer, full in zip(ask(bundle, files[:2], top=top), whole, strict=True):
+        assert answer.classes == full.classes[:count] and len(answer.probabilities) == count
+
+
+def test_top_must_be_positive(bundle, files):
+    with pytest.raises(ValueError, match=r"^top is 0: ask for at least 1 class$"):
+        ask(bundle, files, top=0)
+
+
+def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_path):
+    bad, missing = tmp_path / "bad.png", tmp_path / "missing.png"
+    bad.write_text("no picture")
+    images = [files[0], bad, files[1], files[2], missing, files[3]]
+    broken = []
+    found = ask(bundle, images, batch_size=2, broken=broken)
+    assert found == ask(bundle, files[:4], batch_size=2)
+    assert [type(error) for error in broken] == [BrokenImage, BrokenImage]
+    assert str(broken[0]) == f"{bad}: no picture of a kind that Pillow knows"
+    assert str(broken[1]) == f"{missing}: No such file or directory"
+
+
+def test_a_broken_image_stops_everything_where_nobody_takes_note(bundle, files, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    with pytest.raises(BrokenImage, match=r"bad\.png: no picture"):
+        ask(bundle, [files[0], tmp_path / "bad.png"])
+
+
+def test_only_broken_images_give_no_answers(bundle, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    broken = []
+    assert ask(bundle, [tmp_path / "bad.png"], broken=broken) == [] and len(broken) == 1
+
+
+def test_pictures_in_memory_are_answered_like_their_files(bundle, files):
+    by_file = ask(bundle, files)
+    opened = ask(bundle, (Image.open(file) for file in files))
+    assert opened == by_file  # with their names
+    pasted = ask(bundle, [Image.fromarray(np.asarray(Image.open(file))) for file in files])
+    assert [answer[1:] for answer in pasted] == [answer[1:] for answer in by_file]
+
+
+def test_a_broken_picture_in_memory_is_a_broken_image(bundle):
+    stream = io.BytesIO()
+    Image.fromarray(stripes(1, side=64)[0][0, 0]).save(stream, "PNG")
+    picture, broken = Image.open(io.BytesIO(stream.getvalue()[:200])), []
+    assert len(ask(bundle, [picture, Image.new("L", (8, 8))], broken=broken)) == 1
+    assert "truncated" in str(broken[0])
+    with pytest.raises(BrokenImage, match="truncated"):
+        ask(bundle, [Image.open(io.BytesIO(stream.getvalue()[:200]))])
+
+
+def test_pictures_of_any_size_and_kind_are_fitted(bundle):
+    pictures = [
+        Image.new("RGB", (30, 20), "red"),
+        Image.new("L", (5, 9)),
+        Image.new("RGBA", (8, 8)),
+        Image.new("1", (8, 8)),
+    ]
+    assert len(ask(bundle, pictures)) == 4
+
+
+def test_answers_come_as_the_images_do(bundle, files):
+    asked = []
+
+    def images():
+        for file in files:
+            asked.append(file)
+            yield file
+
+    answers = predict(bundle, images(), batch_size=2, device="cpu")
+    assert not asked
+    next(answers)
+    assert len(asked) == 2
+
+
+def test_a_run_is_found_by_its_folder(bundle, files, tmp_path):
+    bundle.save(tmp_path / "run" / "model")
+    assert ask(tmp_path / "run", files) == ask(str(tmp_path / "run" / "model"), files) == ask(bundle, files)
+    with pytest.raises(ValueError, match=r"^no run 'nowhere': give a run folder"):
+        ask("nowhere", files)
+
+
+def test_a_model_left_in_training_mode_answers_as_in_evaluation(files):
+    bundle = tiny_bundle(dropout=0.5, drop_path=0.5, depth=2)
+    expected = ask(bundle, files)
+    bundle.model.train()
+    assert ask(bundle, files) == expected and not bundle.model.training
+
+
+def test_a_split_is_answered_in_its_own_order(bundle):
+    pixels, labels = stripes(30)
+    data = ImageSet.from_arrays(pixels, labels)
+    logits = split_logits(
+        bundle.model, Batches(data.train, bundle.preprocess, batch_size=7), bundle.preprocess, "float32"
+    )
+    images = (torch.from_numpy(pixels).float() / 255 - 0.4) / 0.2
+    torch.testing.assert_close(logits, bundle.model(images).detach(), rtol=1e-5, atol=1e-5)
+    assert logits.shape == (30, 3) and logits.dtype == torch.float32
+
+
+def test_bf16_answers_are_near_and_float32(bundle):
+    images = [torch.from_numpy(stripes(6)[0])]
+    (exact,) = forward(bundle.model, images, bundle.preprocess, "float32")
+    (rough,) = forward(bundle.model, images, bundle.preprocess, "bf16")
+    assert rough.dtype == torch.float32 and not torch.equal(exact, rough)
+    torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.1)
+
+
+# --- image files ---
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b/2.png", "b/1.JPG", "b/deep/3.webp", "b/notes.txt", "a.png", "odd[1].png", "empty/x.txt"):
+        file = tmp_path / "in" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["in/a.png"], ["in/a.png"]),
+        (["in/b"], ["in/b/1.JPG", "in/b/2.png", "in/b/deep/3.webp"]),
+        (["in/b/*.png"], ["in/b/2.png"]),
+        (["in/**/*.png"], ["in/a.png", "in/b/2.png", "in/odd[1].png"]),
+        (["in/?.png"], ["in/a.png"]),
+        (["in/odd[1].png"], ["in/odd[1].png"]),
+        (["in/b/notes.txt"], ["in/b/notes.txt"]),  # who names a file means it
+        (["in/b/2.png", "in/a.png"], ["in/b/2.png", "in/a.png"]),
+    ],
+)
+def test_files_folders_and_patterns_are_found(tree, patterns, expected):
+    assert [path.as_posix() for path in image_files(patterns)] == expected
+    absolute = [str(tree / pattern) for pattern in patterns]
+    assert image_files(absolute) == [tree / path for path in expected]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("in/none.png", "no image 'in/none.png': give image files, folders or patterns such as 'photos/*.jpg'"),
+        ("in/*.gif", "no image 'in/*.gif': give image files"),
+        ("in/empty", "no images in folder 'in/empty': give image files"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_named(tree, pattern, message):
+    with pytest.raises(ValueError) as caught:
+        image_files(["in/a.png", pattern])
+    assert str(caught.value).startswith(message)
+
+
+# --- what is written ---
+
+
+def test_text_is_a_line_an_image():
+    file = io.StringIO()
+    write_text(PREDICTIONS, file)
+    assert file.getvalue() == "a.png: ant 75.0%  bee 25.0%\nb, c.png: bee 90.0%  ant 10.0%\n"
+
+
+def test_json_is_an_object_a_line():
+    file = io.StringIO()
+    write_json_lines(PREDICTIONS, file)
+    assert [json.loads(line) for line in file.getvalue().splitlines()] == [
+        {"image": "a.png", "classes": ["ant", "bee"], "probabilities": [0.75, 0.25]},
+        {"image": "b, c.png", "classes": ["bee", "ant"], "probabilities": [0.9, 0.1]},
+    ]
+
+
+def test_csv_has_a_row_for_each_image_and_class(tmp_path):
+    write_csv(PREDICTIONS, tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["image", "rank", "class", "probability"],
+            ["a.png", "1", "ant", "0.750000"],
+            ["a.png", "2", "bee", "0.250000"],
+            ["b, c.png", "1", "bee", "0.900000"],
+            ["b, c.png", "2", "ant", "0.100000"],
+        ]
+
+
+def test_predictions_that_fail_overwrite_no_csv(tmp_path):
+    def fails():
+        yield PREDICTIONS[0]
+        raise BrokenImage("x.png: gone")
+
+    (tmp_path / "x.csv").write_text("mine")
+    with pytest.raises(BrokenImage):
+        write_csv(fails(), tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text() == "mine"

@@ -1,0 +1,211 @@
+"""A model on disk: read back bit for bit, and each misfit of its parts told in one line."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import CLASSES, tiny_bundle, tiny_recipe, tiny_set, write_images
+
+from vitreous import Bundle
+from vitreous.prediction import predict
+from vitreous.preprocess import Preprocess
+from vitreous.train.run import fit
+from vitreous.weights import bundle as bundle_module
+from vitreous.weights import find_bundle
+from vitreous.weights.bundle import read_config
+
+OPTIONS = [
+    {},
+    {"patch_embedding": "conv_stem", "stem_channels": (4,), "registers": 2, "layer_scale": 0.1, "pool": "attention"},
+    {"positions": "rope", "dim": 16, "norm": "rmsnorm", "qk_norm": True, "head_hidden": 8, "bias": False},
+    {"positions": "sincos2d", "channels": 3},
+]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    tiny_bundle().save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change_config(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def refused(folder):
+    with pytest.raises(ValueError) as caught:
+        Bundle.load(folder)
+    assert type(caught.value) is ValueError and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "stem", "rotary", "colour"])
+def test_a_round_trip_is_bit_exact(tmp_path, options):
+    bundle = tiny_bundle(**options)
+    bundle.save(tmp_path)
+    again = Bundle.load(tmp_path)
+    assert again.preprocess == bundle.preprocess and again.class_names == bundle.class_names
+    assert again.model.config == bundle.model.config and not again.model.training
+    expected, found = bundle.model.state_dict(), again.model.state_dict()
+    assert expected.keys() == found.keys()
+    for name in expected:
+        assert expected[name].dtype == found[name].dtype and torch.equal(expected[name], found[name]), name
+    images = torch.randn(4, bundle.model.config.channels, 8, 8)
+    assert torch.equal(again.model(images), bundle.model(images))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path, dtype):
+    bundle = tiny_bundle(patch_embedding="conv_stem", stem_channels=(4,))
+    bundle.save(tmp_path / "whole")
+    bundle.save(tmp_path / "half", dtype)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    count = sum(value.numel() for value in bundle.model.state_dict().values() if value.is_floating_point())
+    assert sizes[0] - sizes[1] == pytest.approx(2 * count, abs=200)
+    stored = load_file(tmp_path / "half" / "model.safetensors")
+    assert {value.dtype for value in stored.values()} == {dtype, torch.int64}
+    again = Bundle.load(tmp_path / "half")
+    for name, value in again.model.state_dict().items():
+        assert torch.equal(value, stored[name].to(value.dtype))
+    assert {value.dtype for value in again.model.parameters()} == {torch.float32}
+    assert next(bundle.model.parameters()).dtype == torch.float32  # the model that was saved stays as it was
+
+
+def test_a_bundle_says_all_that_its_predictions_need(saved):
+    config = json.loads((saved / "config.json").read_text())
+    assert set(config) == {"model", "preprocess", "class_names"}
+    assert config["class_names"] == list(CLASSES) and config["preprocess"]["mean"] == [0.4]
+    model, preprocess, class_names = read_config(saved)
+    assert (model.dim, preprocess.std, class_names) == (16, (0.2,), CLASSES)
+
+
+def test_saving_again_replaces_and_a_crash_leaves_the_old_file(saved, monkeypatch):
+    before = (saved / "model.safetensors").read_bytes()
+
+    def write_half(_, path):
+        path.write_bytes(b"half a file")
+        raise OSError("power cut")
+
+    monkeypatch.setattr(bundle_module, "save_file", write_half)
+    with pytest.raises(OSError, match="power cut"):
+        tiny_bundle(seed=1).save(saved)
+    assert (saved / "model.safetensors").read_bytes() == before
+    monkeypatch.undo()
+    tiny_bundle(seed=1).save(saved)
+    assert (saved / "model.safetensors").read_bytes() != before
+    assert torch.equal(Bundle.load(saved).model.head.weight, tiny_bundle(seed=1).model.head.weight)
+
+
+# --- misfits ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("head.bias"), "'head.bias' is missing, expected (3,)"),
+        (lambda w: w.update(extra=torch.zeros(2)), "'extra' is (2,), expected nothing of this name"),
+        (lambda w: w.update({"head.weight": torch.zeros(4, 16)}), "'head.weight' is (4, 16), expected (3, 16)"),
+        (lambda w: w.update({"head.weight": torch.zeros(16, 3)}), "'head.weight' is (16, 3), expected (3, 16)"),
+    ],
+    ids=["missing", "unexpected", "another shape", "transposed"],
+)
+def test_weights_that_do_not_fit_the_config_are_named(saved, change, message):
+    weights = load_file(saved / "model.safetensors")
+    change(weights)
+    save_file(weights, saved / "model.safetensors")
+    assert refused(saved) == f"{saved / 'model.safetensors'} does not fit its config: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["class_names"].pop(), "2 class names for a model of 3 classes"),
+        (lambda c: c["class_names"].append("dog"), "4 class names for a model of 3 classes"),
+        (
+            lambda c: c["preprocess"].update(image_size=[12, 12]),
+            "preprocessing makes 1 x (12, 12) images, the model reads 1 x (8, 8)",
+        ),
+        (
+            lambda c: c["preprocess"].update(mean=[0.5] * 3, std=[0.5] * 3),
+            "preprocessing makes 3 x (8, 8) images, the model reads 1 x (8, 8)",
+        ),
+    ],
+    ids=["a name too few", "a name too many", "another size", "other channels"],
+)
+def test_parts_that_do_not_fit_each_other_are_refused(saved, change, message):
+    change_config(saved, change)
+    assert refused(saved) == f"{saved / 'config.json'}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("model"), "KeyError 'model'"),
+        (lambda c: c.pop("preprocess"), "KeyError 'preprocess'"),
+        (lambda c: c.pop("class_names"), "KeyError 'class_names'"),
+        (lambda c: c["model"].update(dim=-1), "Input should be greater than 0"),
+        (lambda c: c["model"].update(colour="red"), "Extra inputs are not permitted"),
+        (lambda c: c["model"].update(heads=3), "Value error, dim 16 is not divisible by heads 3"),
+        (lambda c: c["preprocess"].update(std=[0]), "Value error, std (0.0,) is not within 0..1"),
+        (lambda c: c.update(class_names=None), "TypeError"),
+    ],
+)
+def test_a_config_that_is_no_model_is_refused(saved, change, message):
+    change_config(saved, change)
+    assert refused(saved).startswith(f"{saved / 'config.json'} does not describe a model: {message}")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"model"'])
+def test_a_config_that_is_no_json_object_is_refused(saved, text):
+    (saved / "config.json").write_text(text)
+    assert refused(saved).startswith(f"{saved / 'config.json'} does not describe a model: ")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:100], lambda b: b"", lambda b: b[:-5], lambda b: b"no weights" * 50])
+def test_damaged_weights_are_one_clear_error(saved, damage):
+    file = saved / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    assert refused(saved).startswith(f"{file} is damaged: ")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_missing_file_is_one_clear_error(saved, name):
+    (saved / name).unlink()
+    assert refused(saved) == f"{saved} has no {name}: give a folder with model.safetensors and config.json"
+
+
+# --- finding one ---
+
+
+def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatch):
+    assert find_bundle(tmp_path) == find_bundle(str(saved)) == saved
+    tiny_bundle().save(tmp_path / "shipped" / "stripes")
+    monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "shipped")
+    assert find_bundle("stripes") == tmp_path / "shipped" / "stripes"
+    with pytest.raises(ValueError, match=r"^no run 'strips': give a run folder or .*, or one of stripes$"):
+        find_bundle("strips")
+
+
+def test_a_run_that_has_no_model_yet_is_named(tmp_path):
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))} holds no trained model \(model/model\.safe"):
+        find_bundle(tmp_path)
+
+
+def test_a_bundle_moved_elsewhere_answers_alike(tmp_path):
+    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run")
+    images = sorted(write_images(tmp_path / "photos", 2).rglob("*.png"))
+    before = list(predict(run.folder, images, precision="float32"))
+    (run.folder / "model").rename(tmp_path / "elsewhere")
+    assert list(predict(tmp_path / "elsewhere", images, precision="float32")) == before
+
+
+def test_preprocessing_travels_with_the_weights(tmp_path):
+    bundle = tiny_bundle()
+    preprocess = Preprocess(image_size=8, mean=(0.1,), std=(0.9,), interpolation="nearest", fit="squash")
+    Bundle(bundle.model, preprocess, CLASSES).save(tmp_path)
+    assert Bundle.load(tmp_path).preprocess == preprocess
