@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -25,15 +25,34 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, a
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     try:
-        app()
-    except KeyboardInterrupt:
+        sys.exit(app(standalone_mode=False))
+    except (KeyboardInterrupt, typer.Abort):
+        print("vitreous: stopped at once; what came after the last checkpoint is not saved", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, FloatingPointError, ImportError, OSError) as error:
+    except BrokenPipeError:  # the reader, as `head` does, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except typer.TyperException as error:  # one without a message has printed the help
+        _refuse(error.format_message()) if error.format_message() else sys.exit(2)
+    except (ValueError, FloatingPointError, ImportError, OSError, MemoryError, RuntimeError) as error:
         if os.environ.get("VITREOUS_DEBUG"):
             raise
-        message = " ".join(str(error).split()) or type(error).__name__
-        print(f"vitreous: {message}", file=sys.stderr)
-        sys.exit(2)
+        if isinstance(error, OSError) and error.strerror:
+            _refuse(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        message = str(error) or type(error).__name__
+        if isinstance(error, RuntimeError | MemoryError):
+            if not any(word in message for word in ("memory", "Storage size")):
+                raise
+            message = (
+                "not enough memory: choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"
+            )
+        _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
+    """End with one line and exit code 2."""
+    print(f"vitreous: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 @app.command(no_args_is_help=True)
@@ -61,8 +80,11 @@ def train(
 ) -> None:
     """Train a model on DATA to the end: validate, test, and leave a run folder."""
     overrides = overrides or []
-    if data and "=" in data and not Path(data).exists():
-        data, overrides = None, [data, *overrides]
+    given = [value for value in (data, *overrides) if value is not None]
+    data = next((value for value in given if "=" not in value or Path(value).exists()), None)
+    overrides = [value for value in given if value != data]
+    if data == "":
+        raise ValueError("DATA is empty: give a name, a file or a folder")
     if seed is not None:
         overrides.append(f"seed={seed}")
     if resume and out is None:
@@ -107,7 +129,7 @@ def evaluate(
     from rich.console import Console
 
     from vitreous.evaluation import evaluate as judge
-    from vitreous.train.folder import write_json
+    from vitreous.files import write_json
 
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder with --out")

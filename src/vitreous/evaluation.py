@@ -1,5 +1,6 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -80,6 +81,14 @@ def own_data(run: Path | str | Bundle) -> ImageSet:
     file = None if isinstance(run, Bundle) else Path(run) / "recipe.yaml"
     options = read_recipe(str(file)).data if file is not None and file.is_file() else None
     if options is None or options.source is None:
-        raise ValueError(f"{run} does not say what it was trained on: name the DATA to judge it on")
+        name = "a bundle" if isinstance(run, Bundle) else run
+        raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken)
-    return data.with_validation(options.val_fraction, options.split_seed)
+    data = data.with_validation(options.val_fraction, options.split_seed)
+    trained_on = json.loads((Path(run) / "data.json").read_text())["counts"]
+    if len(data.train) != trained_on["train"] and not options.skip_broken:
+        raise ValueError(
+            f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "
+            "judge it on"
+        )
+    return data

@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.data.loaders import Batches
-from vitreous.data.sources import IMAGE_SUFFIXES
+from vitreous.data.sources import files_below
 from vitreous.data.stores import BrokenImage, FileImages
 from vitreous.device import autocast, pick_device, pick_precision
+from vitreous.files import replace_file
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle, find_bundle
 
@@ -45,7 +46,7 @@ def split_logits(model: nn.Module, batches: Batches, preprocess: Preprocess, pre
 
 def predict(
     run: Path | str | Bundle,
-    images: Iterable[Path | str | Image.Image],
+    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
     *,
     top: int = 5,
     batch_size: int = 64,
@@ -58,50 +59,49 @@ def predict(
     run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. An image that cannot be read
     raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left out.
     """
-    if top < 1:
-        raise ValueError(f"top is {top}: ask for at least 1 class")
+    for name, value in {"top": top, "batch_size": batch_size}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
     where = pick_device(device)
+    precision = pick_precision(precision, where)
     bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
-    model = bundle.model.to(where)
-    top = min(top, len(bundle.class_names))
+    images = [images] if isinstance(images, Path | str | Image.Image) else images
     names: list[str] = []  # of the images handed to the model and not yet answered
 
     def batches() -> Iterator[Tensor]:
         pixels: list[np.ndarray] = []
         for image in images:
             try:
-                pixels.append(_read(image, bundle.preprocess))
+                pixels.append(_fitted(image, bundle.preprocess))
             except BrokenImage as error:
                 if broken is None:
                     raise
                 broken.append(error)
                 continue
-            names.append(_name(image))
+            names.append(str(getattr(image, "filename", image)))
             if len(pixels) == batch_size:
                 yield torch.from_numpy(np.stack(pixels)).to(where)
                 pixels.clear()
         if pixels:
             yield torch.from_numpy(np.stack(pixels)).to(where)
 
-    for logits in forward(model, batches(), bundle.preprocess, pick_precision(precision, where)):
-        answered, names[:] = names[: len(logits)], names[len(logits) :]
-        values, indices = logits.softmax(dim=1).topk(top, dim=1)
-        for name, value, index in zip(answered, values.tolist(), indices.tolist(), strict=True):
-            yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
+    def answers() -> Iterator[Prediction]:
+        for logits in forward(bundle.model.to(where), batches(), bundle.preprocess, precision):
+            answered, names[:] = names[: len(logits)], names[len(logits) :]
+            values, indices = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+            for name, value, index in zip(answered, values.tolist(), indices.tolist(), strict=True):
+                yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
+
+    return answers()
 
 
-def _read(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
-    """The pixels that the model reads, uint8 (C, H, W). Raises BrokenImage."""
-    if not isinstance(image, Image.Image):
-        return FileImages([image]).read([0], preprocess)[0]
-    try:
+def _fitted(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
+    """One image as uint8 (C, H, W) of the model's size."""
+    if isinstance(image, Image.Image):
         return preprocess.fit_image(image)
-    except Exception as error:  # an opened file is decoded here, and decoders raise nearly anything
-        raise BrokenImage(f"{_name(image)}: {error}") from error
-
-
-def _name(image: Path | str | Image.Image) -> str:
-    return str(getattr(image, "filename", "") or image)
+    if not isinstance(image, Path | str):
+        raise TypeError(f"predict takes paths and PIL images, not {type(image).__name__}: Image.fromarray makes one")
+    return FileImages([image]).read([0], preprocess)[0]
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:
@@ -112,13 +112,14 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
     files: list[Path] = []
     for pattern in patterns:
         path = Path(pattern)
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-        elif path.exists():
+        if pattern and path.is_dir():
+            found = [Path(file) for file in files_below(path)]
+        elif pattern and path.exists():
             found = [path]
         else:
-            root = Path(path.anchor or ".")
-            found = sorted(p for p in root.glob(str(path.relative_to(path.anchor))) if p.is_file())
+            root = Path(path.anchor)
+            rest = pattern.removeprefix(path.anchor)
+            found = sorted(file for file in root.glob(rest) if file.is_file()) if rest else []
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"
             raise ValueError(f"{kind} '{pattern}': give image files, folders or patterns such as 'photos/*.jpg'")
@@ -143,10 +144,13 @@ def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:
 
 def write_csv(predictions: Iterable[Prediction], path: Path) -> None:
     """One row an image and class: image, rank from 1, class, probability."""
-    predictions = list(predictions)  # so that nothing is overwritten by a prediction that fails
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "rank", "class", "probability"])
-        for prediction in predictions:
-            for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1):
-                writer.writerow([prediction.image, rank, name, f"{p:.6f}"])
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", "rank", "class", "probability"])
+            for prediction in predictions:
+                for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1):
+                    writer.writerow([prediction.image, rank, name, f"{p:.6f}"])
+
+    replace_file(path, write)

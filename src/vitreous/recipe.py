@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -28,7 +29,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class DataOptions(Section):
@@ -39,7 +42,7 @@ class DataOptions(Section):
     val_fraction: Fraction = 0.1
     """Share of the training images held out for validation, stratified; ignored where the data has its own.
     0: train on everything and keep the last step."""
-    split_seed: NonNegativeInt = 0
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of that split: its own, so that runs of different `seed` are judged on the same images."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
@@ -93,13 +96,16 @@ class Recipe(Section):
 
     epochs: PositiveInt = 30
     """Passes over the training images."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the start weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
     patience: PositiveInt | None = None
     """Stop after so many epochs without a better validation result."""
-    track: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    track: Annotated[
+        tuple[Literal["tensorboard", "wandb"], ...],
+        BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+    ] = ()
     """Experiment trackers; `metrics.csv` is always written."""
     model: ViTConfig = ViTConfig()
     data: DataOptions = DataOptions()
@@ -119,12 +125,6 @@ class Recipe(Section):
             return fields  # whose patch size is refused
         model = ViTConfig.model_validate(fields | {"image_size": side})
         return ViTConfig.model_construct(model.model_fields_set - {"image_size"}, **dict(model))
-
-    @model_validator(mode="after")
-    def _check(self) -> "Recipe":
-        if self.patience is not None and self.data.val_fraction == 0:
-            raise ValueError("patience needs a validation split: set data.val_fraction above 0 or patience=null")
-        return self
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
         """The recipe with what the data decides filled in, where it does not say so itself.
@@ -242,16 +242,18 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _nearest_key(key: str) -> str:
-    """A hint: the same name in another section, else the nearest one in this section, else anywhere."""
+    """A hint: the nearest name in the same section, else the same or a near name anywhere, else the section's keys."""
+    known = [*keys(), "model.size"]
     section, _, name = key.rpartition(".")
-    for other in keys():
-        if other.rpartition(".")[2] == name:
-            return f"; did you mean '{other}'?"
-    siblings = [k.rpartition(".")[2] for k in [*keys(), "model.size"] if k.rpartition(".")[0] == section]
-    hint = _nearest(name, siblings if section else [*Recipe.model_fields])
-    return hint or _nearest(key, keys()) or "; `vitreous recipes` lists all keys"
+    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    namesakes = [k for k in known if k.rpartition(".")[2] == name]
+    if hint := _nearest(name, siblings):
+        return hint
+    if namesakes:
+        return f"; did you mean '{namesakes[0]}'?"
+    return _nearest(key, known, 0.8) or f"; known are {', '.join(siblings or Recipe.model_fields)}"
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
+def _nearest(name: str, names: list[str], cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"; did you mean '{near[0]}'?" if near else ""

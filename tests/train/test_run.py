@@ -179,6 +179,19 @@ def test_only_whole_batches_are_trained_on(trained):
     assert seen == [8, 16, 24, 32]  # of 36
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_every_step_is_taken_in_training_mode(trained, ema):
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2)).eval()
+    modes = []
+    trained(
+        tiny_recipe(optim={"ema": ema}),
+        tiny_set(),
+        model=vit,
+        on_step=lambda *_: modes.append({module.training for module in vit.modules()}),
+    )
+    assert modes == [{True}] * 2 * STEPS  # though validation lies between them
+
+
 def test_gray_and_colour_and_many_classes(trained):
     data = tiny_set(count=64, channels=3, classes=8)
     run = trained(tiny_recipe(epochs=1), data)
@@ -618,11 +631,13 @@ def test_the_figures_are_those_of_the_kept_weights(finished):
 # --- it fails ---
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_path):
+@pytest.mark.parametrize("fraction", [0.25, 0])
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_path, fraction):
+    recipe = tiny_recipe(optim={"learning_rate": 1e30, "clip": None}, data={"val_fraction": fraction})
     with pytest.raises(
-        FloatingPointError, match=r"^the loss is nan at step [2-4] of epoch 1: lower optim.learning_rate"
+        FloatingPointError, match=r"^the loss is nan at step [2-6] of epoch 1: lower optim.learning_rate"
     ):
-        trained(tiny_recipe(optim={"learning_rate": 1e30, "clip": None}), tiny_set())
+        trained(recipe, tiny_set())
     assert not (tmp_path / "run" / "model").exists() and not (tmp_path / "run" / "results.json").exists()
 
 
@@ -641,6 +656,19 @@ def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, step):
     assert kept == {path: path.read_bytes() for path in (tmp_path / "run" / "model").iterdir()} and len(kept) == 2
     assert not (tmp_path / "run" / "results.json").exists()
     assert len(metrics_rows(tmp_path / "run")) == 1
+
+
+def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+
+    def poison(state, _):
+        if state.step == 2:
+            vit.head.weight.data.fill_(math.nan)
+
+    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 3 of epoch 1: "):
+        trained(tiny_recipe(), tiny_set(), model=vit, on_step=poison)
+    assert checkpoint_of(tmp_path / "run")["state"]["step"] == 2
 
 
 def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):

@@ -14,7 +14,6 @@ from vitreous.data.stores import (
     FileImages,
     Images,
     as_pixels,
-    open_image,
 )
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "Split",
     "as_pixels",
     "match_labels",
-    "open_image",
 ]
 
 
@@ -130,14 +128,14 @@ class ImageSet:
         labels = self.train.labels
         counts = np.bincount(labels)
         rows, single = np.flatnonzero(counts[labels] > 1), np.flatnonzero(counts[labels] == 1)
-        taken, classes = math.ceil(fraction * len(rows)), max(1, int((counts > 1).sum()))
-        if not classes <= taken <= len(rows) - classes:
-            least = math.ceil(1000 * classes / max(len(rows), 1)) / 1000
+        classes = int((counts > 1).sum())
+        taken = max(math.ceil(fraction * len(rows)), classes)  # one of each class at least
+        if not 0 < taken <= len(rows) - classes:
             raise ValueError(
-                f"validation fraction {fraction} of {len(rows)} images does not leave one image of each of "
-                f"{classes} classes on both sides: use {least:g} to {1 - least:g}, or 0 for no validation"
+                f"a validation fraction of {fraction} leaves no image of each class on both sides, of {len(labels)} "
+                f"images in {int((counts > 0).sum())} classes: use another data.val_fraction, or 0 for no validation"
             )
-        kept, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=labels[rows])
+        kept, held = train_test_split(rows, test_size=taken, random_state=seed, stratify=labels[rows])
         kept = np.sort(np.concatenate([kept, single]))
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
 

@@ -179,7 +179,11 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
     shape = "x".join(map(str, preprocess.shape))
     file = cache / f"{key}-{shape}-{preprocess.interpolation}-{preprocess.fit}.npy"
     needed = _bytes(images.whole(), preprocess)
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("decoded images are not kept: %s: %s", cache, error.strerror)
+        return None
     if not file.exists() and shutil.disk_usage(cache).free < 1.1 * needed:
         log.warning("%s has no room for %.1f GB of decoded images", cache, needed / 1e9)
         return None
@@ -191,11 +195,14 @@ def _cached(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """The decoded images in a file, made first if it is not there, and the messages of the broken ones."""
     notes = file.with_suffix(".broken.json")
-    if file.exists():
+    try:
+        array = np.load(file, mmap_mode="r")
         broken = {int(row): message for row, message in json.loads(notes.read_text()).items()}
         still = _decode_all(whole.take(list(broken)), preprocess, None, None) if broken else {}
         if len(still) == len(broken):  # else a fault has passed, such as a missing permission: decode anew
-            return np.load(file, mmap_mode="r"), broken
+            return array, broken
+    except (OSError, ValueError, EOFError):  # not there, or damaged
+        pass
 
     unfinished = file.with_name(f"{file.stem}.{os.getpid()}.unfinished")
     try:
@@ -250,11 +257,11 @@ def _report(broken: list[str], total: int, skip: bool) -> None:
     """Log what could not be read; stop unless it may be skipped and something is left."""
     if not broken:
         return
-    for message in broken[:REPORTED]:
-        log.warning("cannot read %s", message)
     if not skip:
         more = f" (and {len(broken) - 1} more of {total} images)" if len(broken) > 1 else ""
-        raise BrokenImage(f"{broken[0]}{more}: repair or remove it, or set skip_broken")
+        raise BrokenImage(f"{broken[0]}{more}: repair or remove it, or leave it out with data.skip_broken=true")
+    for message in broken[:REPORTED]:
+        log.warning("cannot read %s", message)
     if len(broken) == total:
         raise BrokenImage(f"none of {total} images can be read; the first: {broken[0]}")
     log.warning("left out %d of %d images that cannot be read", len(broken), total)

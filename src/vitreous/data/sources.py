@@ -120,7 +120,7 @@ def _folder(root: Path, name: str, source: str) -> ImageSet:
     for split, folder in folders.items():
         paths, words = [], []
         for class_name, class_folder in _subfolders(folder).items():
-            files = _image_files(class_folder)
+            files = files_below(class_folder)
             if not files and split == "train":
                 raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
             paths += files
@@ -140,11 +140,13 @@ def _has_images(folder: Path) -> bool:
     return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
 
 
-def _image_files(folder: Path) -> list[str]:
-    """All images in a folder and below it, sorted; hidden ones left out."""
-    files = []
+def files_below(folder: Path) -> list[str]:
+    """All images in a folder and below it, sorted; hidden ones left out, linked folders read once."""
+    files, seen = [], set()
     for root, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        visible = sorted(name for name in names if not name.startswith("."))
-        files += [f"{root}{os.sep}{name}" for name in visible if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+        seen.add(os.path.realpath(root))
+        visible = sorted(name for name in folders if not name.startswith((".", "__")))
+        folders[:] = [name for name in visible if os.path.realpath(f"{root}{os.sep}{name}") not in seen]
+        names = sorted(name for name in names if not name.startswith("."))
+        files += [f"{root}{os.sep}{name}" for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
     return files

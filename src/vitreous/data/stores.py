@@ -223,16 +223,6 @@ def as_pixels(images) -> np.ndarray:
     return np.rint(images * 255).astype(np.uint8)
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """A picture of a file, decoded. Raises BrokenImage."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except Exception as error:
-        raise BrokenImage(f"{path}: {_reason(error)}") from error
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "no picture of a kind that Pillow knows"
@@ -250,6 +240,10 @@ def identity(paths: Sequence[str], *more: str) -> str:
     """Changes when a file is added, removed, renamed or written."""
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
     for path in paths:
-        stat = Path(path).stat()
-        digest.update(f"{Path(path).absolute()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+        try:
+            stat = Path(path).stat()
+            state = f"{stat.st_size}|{stat.st_mtime_ns}"
+        except OSError:  # decoding will report it
+            state = "unreadable"
+        digest.update(f"{Path(path).absolute()}|{state}\n".encode())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ class ConvPatches(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """3 x 3 convolutions with batch norm and GELU between them; the last ones have stride 2.
+    """3 x 3 convolutions, each followed by batch norm and GELU; the last ones have stride 2.
 
     Its tokens overlap and know edges and translation from the start, which a linear map has to learn from data.
     Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
@@ -46,10 +46,8 @@ class ConvStem(nn.Module):
         for i in range(1, len(channels)):
             left = len(channels) - 1 - i  # convolutions still to come
             stride = tuple(2 if left < patch.bit_length() - 1 else 1 for patch in config.patch_size)
-            last = left == 0
-            layers.append(nn.Conv2d(channels[i - 1], channels[i], 3, stride, padding=1, bias=last))
-            if not last:
-                layers += [nn.BatchNorm2d(channels[i]), nn.GELU()]
+            layers.append(nn.Conv2d(channels[i - 1], channels[i], 3, stride, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(channels[i]), nn.GELU()]
         # channels last: a third faster on CPUs, and the tokens come out contiguous
         self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)
 

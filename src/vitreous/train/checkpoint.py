@@ -1,25 +1,17 @@
 """Everything that a run needs to go on as if it had never stopped, in one file that is whole or not there."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vitreous.files import replace_file
+
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain values with the state of the random generators; atomic and flushed to the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write tensors and plain values, with the state of the random generators."""
     content = content | {"random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}}
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename, too, survives a power cut
-    os.fsync(folder)
-    os.close(folder)
+    replace_file(path, lambda part: torch.save(content, part))
 
 
 def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:

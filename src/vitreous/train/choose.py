@@ -6,6 +6,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.sources import HUB, load
 from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 
+NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
 
@@ -23,11 +24,10 @@ def choose_recipe(
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
-    if name is None and source in recipe_names():
+    if name is None and source in NAMED and source in recipe_names():
         name = source
     if name is None:
-        skip_broken = "data.skip_broken=true" in overrides
-        data = load(source, skip_broken=skip_broken)
+        data = load(source)
         name, settings = recipe_for(data)
         reason = f"recipe {name}, chosen for {len(data.train):,} training images: {' '.join(settings)}"
         overrides = [*settings, *overrides]
@@ -35,7 +35,7 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if source not in ("digits", *HUB) and Path(source).exists():
+    if source not in NAMED and Path(source).exists():
         source = str(Path(source).resolve())
     fields = recipe.model_dump(exclude_unset=True)
     fields["data"] = fields.get("data", {}) | {"source": source}
@@ -48,5 +48,5 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     epochs = min(max(round(FOLDER_PASSES / len(data.train)), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
         return "photos", [f"epochs={epochs}"]
-    patch = 2 if min(shape[1:]) <= 16 else 4
-    return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}"]
+    patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
+    return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]

@@ -28,6 +28,7 @@ class Engine:
         self.rank: int = self._accelerator.process_index
         self.main: bool = self._accelerator.is_main_process
         self._tracked = bool(track)
+        self._folder = folder
 
     def prepare(self, model: nn.Module, optimizers: list) -> tuple[nn.Module, list]:
         """Place and wrap the model and its optimisers."""
@@ -56,7 +57,10 @@ class Engine:
 
     def start_trackers(self, name: str, config: dict[str, str | int | float | bool]) -> None:
         if self._tracked:
-            self._accelerator.init_trackers("vitreous", config, {"wandb": {"name": name}})
+            try:
+                self._accelerator.init_trackers("vitreous", config, {"wandb": {"name": name, "dir": str(self._folder)}})
+            except Exception as error:  # each tracker has errors of its own
+                raise ValueError(f"cannot start the tracker: {str(error).splitlines()[0]}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self._tracked:

@@ -1,7 +1,6 @@
 """The run folder: where a run's files go, and the small ones among them."""
 
 import csv
-import json
 import platform
 import sys
 from collections.abc import Sequence
@@ -11,11 +10,13 @@ from typing import Any
 import torch
 
 from vitreous.doctor import BASE, installed
-from vitreous.recipe import Recipe, read_recipe
+from vitreous.files import replace_file
+from vitreous.recipe import Recipe
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
+FREE = {"data.skip_broken", "data.memory_budget", "data.workers", "track"}  # keys that may change on the way
 
 
 def free_folder(name: str) -> Path:
@@ -42,33 +43,30 @@ def claim(folder: Path, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 
-def check_same_recipe(recipe: Recipe, folder: Path) -> None:
-    """A resumed run goes on by its own recipe: raises ValueError that names the first difference."""
-    wanted, saved = (
-        flat(recipe.model_dump(mode="json")),
-        flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
-    )
-    for key, value in wanted.items():
-        if saved.get(key) != value:
+def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> None:
+    """A resumed run goes on by its own recipe: raises ValueError that names the first difference.
+
+    saved: the recipe as a dict. What does not change the training may differ.
+    """
+    saved = flat(saved)
+    for key, value in flat(recipe.model_dump(mode="json")).items():
+        if saved.get(key) != value and key not in FREE:
             raise ValueError(
                 f"{folder} was started with {key}={saved.get(key)}, not {value}: resume it as it was, or start "
                 "another run with --out"
             )
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Indented, and whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
-    part.replace(path)
-
-
 def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
+    """A header and a line a row."""
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys())
+            writer.writeheader()
+            writer.writerows(rows)
+
+    replace_file(path, write)
 
 
 def environment(device: torch.device, precision: str) -> dict[str, Any]:

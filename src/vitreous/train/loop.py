@@ -226,8 +226,8 @@ def forward_backward(
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
-            f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: lower optim.learning_rate or set "
-            "optim.clip"
+            f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: start again, into another --out, "
+            "with a lower optim.learning_rate or optim.clip"
         )
 
 

@@ -1,6 +1,7 @@
 """What a run shows while it trains: a live bar on a terminal, plain lines elsewhere."""
 
 import time
+from contextlib import suppress
 
 import psutil
 import torch
@@ -11,8 +12,9 @@ from vitreous.train.loop import State
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is, however long."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print a line as it is, however long. A reader that has gone away, as `head` does, ends no run."""
+    with suppress(BrokenPipeError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Display:

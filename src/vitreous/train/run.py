@@ -23,6 +23,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import pick_precision
 from vitreous.evaluation import judge
+from vitreous.files import replace_file, write_json
 from vitreous.metrics import confusion
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
@@ -38,7 +39,6 @@ from vitreous.train.folder import (
     flat,
     free_folder,
     write_csv,
-    write_json,
 )
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
@@ -83,15 +83,14 @@ def fit(
     """
     console = console or Console()
     if data is None:
-        data = load(recipe.data.source or "", skip_broken=recipe.data.skip_broken)
+        if not recipe.data.source:
+            raise ValueError("the recipe names no data: give data, or set data.source")
+        data = load(recipe.data.source, skip_broken=recipe.data.skip_broken)
     folder = Path(out) if out else free_folder(data.name)
     claim(folder, resume)
     data = data.with_validation(recipe.data.val_fraction, recipe.data.split_seed)
     recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
-    if resume:
-        check_same_recipe(recipe, folder)
-
-    with _log_file(folder):
+    with _log(folder, console):
         job = Job(recipe, data, model, folder, device)
         job.describe(console)
         if dry_run:
@@ -99,8 +98,9 @@ def fit(
             return Run(folder)
         if resume and job.checkpoint.exists():
             job.restore()
-        elif job.engine.main:
-            (folder / "recipe.yaml").write_text(recipe.dump())
+        job.engine.start_trackers(folder.name, flat(recipe.model_dump(mode="json")))
+        if job.engine.main:
+            replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
             write_json(folder / "environment.json", environment(job.engine.device, job.precision))
         if not job.train(console, on_step, on_epoch):
@@ -179,13 +179,13 @@ class Job:
 
     def estimate(self, console: Console) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
-        times: list[float] = []
+        times = [time.monotonic()]
         hooks = Hooks(
             on_step=lambda *_: times.append(time.monotonic()),
-            stop_requested=lambda: len(times) >= min(8, self.steps),
+            stop_requested=lambda: len(times) > min(8, self.steps),
         )
         self._loop(hooks)
-        step = float(np.median(np.diff(times))) if len(times) > 1 else float("nan")
+        step = float(np.median(np.diff(times)))
         say(console, self.recipe.dump())
         say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
         say(
@@ -201,16 +201,15 @@ class Job:
         on_epoch: Callable[[dict[str, float]], None] | None,
     ) -> bool:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
-        self.engine.start_trackers(self.folder.name, flat(self.recipe.model_dump(mode="json")))
         with (
             Display(console, self.recipe.epochs, self.steps, self.engine.device) as display,
             _stop_flag() as stop,
         ):
 
             def epoch_done(row: dict[str, float]) -> None:
-                display.epoch(row, best=self.state.best_epoch == row["epoch"])
                 if self.engine.main:
                     write_csv(self.folder / "metrics.csv", self.state.history)
+                display.epoch(row, best=self.state.best_epoch == row["epoch"])
                 self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
                 if on_epoch is not None:
                     on_epoch(row)
@@ -241,6 +240,7 @@ class Job:
         """Write the checkpoint."""
         if self.engine.main:
             content = {
+                "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -250,8 +250,9 @@ class Job:
             save_checkpoint(self.checkpoint, content)
 
     def restore(self) -> None:
-        """Go back to the checkpoint. Raises ValueError when it is damaged or the data has changed since."""
+        """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device)
+        check_same_recipe(self.recipe, content["recipe"], self.folder)
         if content["data"] != self.summary["hash"]:
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         self.engine.unwrap(self.model).load_state_dict(content["model"])
@@ -315,7 +316,11 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
     if recipe.patience is not None and data.val is None:
         raise ValueError("patience needs a validation split, and there is none: leave patience out")
-    return recipe.resolve(image_size=size, channels=data.train.images.channels, num_classes=len(data.class_names))
+    channels = data.train.images.channels
+    asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
+    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other
+        raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
+    return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))
 
 
 def _draw(plot: str, *args: Any) -> None:
@@ -331,14 +336,15 @@ def _draw(plot: str, *args: Any) -> None:
 @contextmanager
 def _stop_flag() -> Iterator[Callable[[], bool]]:
     """While inside, the first Ctrl-C or SIGTERM only makes the yielded function true; a second one stops at once."""
-    asked: list[int] = []
+    asked: list[float] = []  # when
     before = {}
 
     def ask(number: int, _: Any) -> None:
-        if asked:
+        if asked and time.monotonic() - asked[0] > 0.5:
             raise KeyboardInterrupt
-        asked.append(number)
-        log.warning("stopping after this step; once more to stop at once")
+        if not asked:
+            asked.append(time.monotonic())
+            log.warning("stopping after this step; once more stops at once, without saving")
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -353,14 +359,18 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _log_file(folder: Path) -> Iterator[None]:
-    """While inside, what is logged also goes to `train.log`."""
+def _log(folder: Path, console: Console) -> Iterator[None]:
+    """While inside, what is logged is printed, above a live bar, and also goes to `train.log`."""
     folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / LOG, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
+    screen = logging.Handler()
+    screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
+    file = logging.FileHandler(folder / LOG, delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(screen)
+    log.addHandler(file)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        handler.close()
+        log.removeHandler(screen)
+        log.removeHandler(file)
+        file.close()

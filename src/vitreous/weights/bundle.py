@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitreous.files import replace_file, write_json
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 
@@ -41,8 +42,8 @@ class Bundle:
             name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
             for name, value in self.model.state_dict().items()
         }
-        _replace(folder / WEIGHTS, lambda path: save_file(weights, path))
-        _replace(folder / CONFIG, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+        replace_file(folder / WEIGHTS, lambda path: save_file(weights, path))
+        write_json(folder / CONFIG, config)
 
     @staticmethod
     def load(folder: Path | str, device: torch.device | str = "cpu") -> "Bundle":
@@ -114,10 +115,3 @@ def _check(
         raise ValueError(
             f"{folder / CONFIG}: {len(class_names)} class names for a model of {config.num_classes} classes"
         )
-
-
-def _replace(path: Path, write) -> None:
-    """Write to a file beside `path` and move it there, so that no reader ever sees half a file."""
-    part = path.with_name(path.name + ".part")
-    write(part)
-    part.replace(path)

@@ -1,0 +1,361 @@
+"""The command line: what it says, where it writes, and one line with exit code 2 for whatever is wrong."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+from rich.console import Console
+from tiny import CLASSES, equal, tiny_recipe, untimed, weights_of, write_images
+
+from vitreous.cli import main
+from vitreous.recipe import recipe_names
+from vitreous.train.run import fit
+
+RECIPE = """
+epochs: 2
+precision: float32
+model: {patch_size: 4, dim: 16, depth: 1, heads: 2}
+data: {val_fraction: 0.25}
+optim: {batch_size: 8, learning_rate: 3.0e-3}
+"""
+START = "from vitreous.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A folder with a recipe, images, and a finished run on them; tests work in it and leave these as they are."""
+    root = tmp_path_factory.mktemp("work")
+    write_images(root / "photos" / "train", 12)
+    write_images(root / "photos" / "test", 4, seed=1)
+    (root / "r.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITREOUS_CACHE", str(root / "cache"))
+        source = {"source": str(root / "photos"), "val_fraction": 0.25}
+        fit(tiny_recipe(data=source), out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+    return root
+
+
+@pytest.fixture
+def vitreous(work, monkeypatch, capsys):
+    """Run a command in the folder: exit code, output, errors."""
+
+    def run(*arguments):
+        monkeypatch.chdir(work)
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def start(*arguments, folder, **options):
+    """A command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", START, *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
+        **options,
+    )
+
+
+# --- from training to answers ---
+
+
+def test_train_evaluate_predict(vitreous, work, tmp_path):
+    code, out, err = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "new", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "27 training images, 9 for validation, 3 classes" in out and f"run folder: {tmp_path / 'new'}" in out
+    results = json.loads((tmp_path / "new" / "results.json").read_text())
+    shown = f"{results['test']['top1']:.2%}"
+    assert shown in out
+    assert untimed(results) == untimed(json.loads((work / "run" / "results.json").read_text()))
+    assert equal(weights_of(tmp_path / "new"), weights_of(work / "run"))
+
+    code, out, err = vitreous("evaluate", tmp_path / "new", "--device", "cpu")
+    assert (code, err) == (0, "") and shown in out
+
+    code, out, err = vitreous(
+        "predict", tmp_path / "new", "photos/test/ant", "photos/test/bee/00?.png", "--device", "cpu"
+    )
+    assert (code, err) == (0, "")
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [
+        f"photos/test/{name}/00{i}.png" for name in ("ant", "bee") for i in range(4)
+    ]
+    assert all(name in out for name in CLASSES) and out.count("%") == 24
+
+
+def test_settings_follow_data_or_stand_alone(vitreous, work, tmp_path):
+    (work / "own.yaml").write_text(RECIPE + "seed: 3\n")
+    code, _, _ = vitreous(
+        "train", "photos", "epochs=1", "optim.ema=0.5", "--recipe", "own.yaml", "--out", tmp_path / "a"
+    )
+    assert code == 0
+    recipe = (tmp_path / "a" / "recipe.yaml").read_text()
+    assert "epochs: 1" in recipe and "ema: 0.5" in recipe and "seed: 3" in recipe
+    code, _, _ = vitreous(
+        "train", "epochs=1", "data.source=photos", "--recipe", "own.yaml", "--out", tmp_path / "b", "--seed", 8
+    )
+    assert code == 0 and "seed: 8" in (tmp_path / "b" / "recipe.yaml").read_text()
+    assert f"source: {work / 'photos'}" in (tmp_path / "b" / "recipe.yaml").read_text()
+
+
+def test_a_set_without_a_recipe_gets_one_and_is_told(vitreous, tmp_path):
+    code, out, _ = vitreous(
+        "train", "photos", "epochs=1", "model.size=nano/4", "model.depth=1", "--out", tmp_path / "a"
+    )
+    assert code == 0 and "recipe small-images, chosen for 36 training images: epochs=300 model.patch_size=2" in out
+    assert json.loads((tmp_path / "a" / "results.json").read_text())["epochs"] == 1
+
+
+def test_a_dry_run_tells_and_leaves_one_picture(vitreous, tmp_path):
+    code, out, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "a", "--dry-run")
+    assert code == 0 and "learning_rate: 0.003" in out and "s for 2 epochs of 3 steps" in out
+    assert [path.name for path in (tmp_path / "a").rglob("*") if path.is_file()] == ["first_batch.png"]
+
+
+def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_path):
+    before = (work / "run" / "results.json").read_bytes()
+    for split in ("test", "val", "train"):
+        code, out, _ = vitreous("evaluate", "run", "--split", split, "--out", tmp_path / split)
+        figures = json.loads((tmp_path / split / "results.json").read_text())
+        assert code == 0 and list(figures) == [split] and f"{figures[split]['top1']:.2%}" in out
+    assert figures["train"]["count"] == 27
+    code, out, _ = vitreous("evaluate", "run", "photos", "--split", "train", "--out", tmp_path / "all")
+    assert json.loads((tmp_path / "all" / "results.json").read_text())["train"]["count"] == 36
+    assert (work / "run" / "results.json").read_bytes() == before
+    code, _, err = vitreous("evaluate", "run", "--out", "run")
+    assert code == 2 and "run holds a run, whose results.json stays as it is" in err
+    assert (work / "run" / "results.json").read_bytes() == before
+
+
+def test_answers_as_json_and_csv(vitreous, tmp_path):
+    code, out, _ = vitreous("predict", "run", "photos/test/ant", "--json", "--top", 2)
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [len(o["classes"]) for o in objects] == [2] * 4
+    code, out, _ = vitreous("predict", "run", "photos/test/ant", "--csv", tmp_path / "x.csv", "--batch-size", 3)
+    with (tmp_path / "x.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert code == 0 and out == "" and len(rows) == 12
+    assert [row["class"] for row in rows[:2]] == objects[0]["classes"]
+    assert [float(row["probability"]) for row in rows[:2]] == pytest.approx(objects[0]["probabilities"], abs=1e-5)
+
+
+def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    code, out, err = vitreous("predict", "run", tmp_path, "photos/test/ant/000.png")
+    assert code == 2 and err == f"vitreous: {tmp_path}/bad.png: no picture of a kind that Pillow knows\n"
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [f"{tmp_path}/good.png", "photos/test/ant/000.png"]
+
+
+# --- resuming ---
+
+
+@pytest.fixture
+def stopped(work, tmp_path, monkeypatch):
+    """A run that was interrupted in its second epoch."""
+
+    def press(state, _):
+        if (state.epoch, state.step) == (1, 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    recipe = tiny_recipe(data={"source": str(work / "photos"), "val_fraction": 0.25})
+    return fit(recipe, out=tmp_path / "stopped", on_step=press, console=Console(file=io.StringIO())).folder
+
+
+def test_a_run_is_resumed_by_its_folder_alone(vitreous, work, stopped):
+    code, out, _ = vitreous("train", "--resume", "--out", stopped)
+    assert code == 0 and f"run folder: {stopped}" in out
+    assert equal(weights_of(stopped), weights_of(work / "run"))
+    code, _, err = vitreous("train", "--resume", "--out", stopped)
+    assert code == 2 and err == f"vitreous: the run in {stopped} is finished: start another one with --out\n"
+
+
+def test_a_run_is_resumed_by_the_command_that_started_it(vitreous, work, stopped):
+    code, _, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--resume", "--out", stopped)
+    assert code == 0 and equal(weights_of(stopped), weights_of(work / "run"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["epochs=2"], None),
+        (["seed=3"], "was started with seed=0, not 3: resume it as it was, or start another run with --out"),
+        (["--seed", "3"], "was started with seed=0, not 3"),
+        (["photos", "--recipe", "r.yaml", "optim.clip=null"], "was started with optim.clip=1.0, not None"),
+        (["photos/train", "--recipe", "r.yaml"], "was started with data.source="),
+    ],
+)
+def test_a_resumed_run_stays_what_it_was(vitreous, stopped, arguments, message):
+    code, _, err = vitreous("train", "--resume", "--out", stopped, *arguments)
+    if message is None:
+        assert (code, err) == (0, "")
+    else:
+        assert code == 2 and err.startswith(f"vitreous: {stopped} {message}") and err.count("\n") == 1
+
+
+def test_resume_names_what_it_lacks(vitreous, tmp_path):
+    assert vitreous("train", "photos", "--resume")[::2] == (
+        2, "vitreous: --resume needs the run folder: name it with --out\n",
+    )  # fmt: skip
+    code, _, err = vitreous("train", "--resume", "--out", tmp_path / "none")
+    assert code == 2 and err.startswith(f"vitreous: there is no run in {tmp_path / 'none'} to resume: ")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_is_not_overwritten(vitreous, work):
+    before = (work / "run" / "recipe.yaml").read_bytes()
+    code, _, err = vitreous("train", "photos", "--recipe", "r.yaml", "--out", "run")
+    assert code == 2 and err == (
+        "vitreous: run already holds a run: go on with it by --resume, or name another folder with --out\n"
+    )
+    assert (work / "run" / "recipe.yaml").read_bytes() == before
+
+
+# --- what is wrong is told in one line ---
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train nowhere", "'nowhere' is no file or folder here and no known set: give a path, digits"),
+        ("train digit", "'digit' is no file or folder here and no known set: did you mean 'digits'? give a path"),
+        ("train epochs=3", "nothing to train on: give DATA"),
+        ("train digits epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
+        ("train digits epochs", "'epochs' is not key=value"),
+        ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("train digits epochs=0", "command line: epochs is 0: input should be greater than 0"),
+        ("train digits model.patch_size=3 model.patch_embedding=conv", "command line: "),
+        ("train digits --recipe nope", "no recipe 'nope': use "),
+        ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not here: "),
+        ("train photos --recipe r.yaml model.num_classes=4", "model.num_classes is 4 but the data has 3 classes"),
+        ("train photos --recipe r.yaml data.val_fraction=0.01", "validation fraction 0.01 of 36 images does not leave"),
+        ("train r.yaml", "r.yaml is not a parquet file: give one, or a folder of images"),
+        ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
+        ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
+        ("evaluate nowhere", "no run 'nowhere': give a run folder"),
+        ("evaluate photos", "photos holds no trained model"),
+        ("evaluate run nowhere", "'nowhere' is no file or folder here"),
+        ("evaluate run --split holdout", "has no split 'holdout': use train or val or test"),
+        ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
+        ("evaluate run --out r.yaml", "r.yaml is a file: name a folder with --out"),
+        ("predict nowhere photos", "no run 'nowhere': give a run folder"),
+        ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
+        ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),
+        ("predict run photos --device abacus", "device 'abacus' is not here: use "),
+        ("summary Q/16", "no run 'Q/16'"),
+        ("summary S/16 --image-size 30", "image size 30 is not divisible by patch size 16: use 16 or 32"),
+        ("recipes digts", "no recipe 'digts'; did you mean 'digits'?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_in_one_line(vitreous, work, command, message):
+    before = sorted(work.rglob("*"))
+    code, _, err = vitreous(*command.split())
+    assert code == 2 and err.startswith("vitreous: ") and message in err
+    assert err.count("\n") == 1 and err.endswith("\n") and "Traceback" not in err
+    new = [path.name for path in work.rglob("*") if path not in before and "runs" not in path.parts]
+    assert not new  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    "command", ["train digits --epochs 3", "predict", "predict run", "predict run x.png --top 0", "evaluate", "fly"]
+)
+def test_a_command_that_is_typed_wrong_ends_with_code_2(vitreous, command):
+    code, _, err = vitreous(*command.split())
+    assert code == 2 and "Traceback" not in err
+
+
+def test_a_fault_can_be_traced(vitreous, monkeypatch):
+    monkeypatch.setenv("VITREOUS_DEBUG", "1")
+    with pytest.raises(ValueError, match="no run 'nowhere'"):
+        vitreous("evaluate", "nowhere")
+
+
+def test_a_process_ends_with_code_2_and_one_line(work):
+    process = start("evaluate", "nowhere", folder=work)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("vitreous: no run 'nowhere'")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_ends_with_code_130(work, tmp_path):
+    process = start("train", "photos", "epochs=100000", "--recipe", "r.yaml", "--out", tmp_path / "run", folder=work)
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "run" / "metrics.csv").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert f"go on with: vitreous train --resume --out {tmp_path / 'run'}" in out
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
+
+
+# --- looking around ---
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["predict", "-h"]])
+def test_help_imports_neither_torch_nor_matplotlib(work, arguments):
+    process = start(*arguments, folder=work)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Usage" in out and err == ""
+    code = (
+        f"import sys; sys.argv = ['vitreous', *{arguments!r}]\n"
+        "from vitreous.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print('loaded', *({'torch', 'matplotlib', 'numpy', 'sklearn', 'accelerate', 'PIL'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out.splitlines()[-1] == "loaded"
+
+
+def test_importing_the_package_costs_nothing():
+    code = "import sys, vitreous; dir(vitreous); print({'torch', 'pydantic', 'typer', 'numpy'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert out == "set()\n"
+
+
+def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):
+    code, out, _ = vitreous("recipes")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == recipe_names()
+    code, out, _ = vitreous("recipes", "digits")
+    assert code == 0 and "source: digits" in out
+
+
+@pytest.mark.parametrize("model", ["S/16", "digits", "run", "r.yaml"])
+def test_a_model_is_summed_up_by_size_recipe_or_run(vitreous, model):
+    code, out, _ = vitreous("summary", model)
+    assert code == 0 and "parameters" in out.lower()
+
+
+def test_a_summary_counts_the_papers_parameters(vitreous):
+    code, out, _ = vitreous("summary", "B/16")
+    assert code == 0 and "86,567,656" in out
+    code, out, _ = vitreous("summary", "B/16", "--image-size", 32, "--channels", 1, "--classes", 10)
+    expected = 86_567_656 - 768 * (16 * 16 * 2) - 768 * (196 - 4) - 769 * 990
+    assert code == 0 and f"{expected:,}" in out
+
+
+def test_the_doctor_examines_the_machine(vitreous, monkeypatch):
+    from vitreous import doctor
+
+    monkeypatch.setattr(doctor, "SIDE", 64)
+    code, out, _ = vitreous("doctor")
+    assert code == 0 and "Python 3." in out and "GFLOP/s" in out

@@ -1,0 +1,46 @@
+"""What the doctor says of a machine."""
+
+import pytest
+import torch
+
+from vitreous import doctor
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(doctor, "SIDE", 64)
+
+
+def test_versions_devices_and_rates_are_told(capsys):
+    doctor.examine()
+    text = capsys.readouterr().out
+    for part in ("Python 3.", f"torch {torch.__version__.partition('+')[0]}", "cpu: ", "GFLOP/s in float32", "in bf16"):
+        assert part in text
+    assert "precision auto is " in text and "device auto is " in text and "GiB memory free" in text
+
+
+def test_an_optional_package_that_is_missing_is_told_with_its_pip_line(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "track"})
+    doctor.examine()
+    assert 'optional no-such-package: not installed: pip install "vitreous[track]"' in capsys.readouterr().out
+
+
+def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name: None)
+    monkeypatch.setattr(doctor, "has_fast_bf16", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert doctor.findings() == [
+        "this processor has no fast bf16 and there is no GPU: training runs in float32",
+        "torch is built for CUDA 13.0 but sees no GPU: check the driver",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rate_is_positive(dtype):
+    assert 0 < doctor.matmul_rate(torch.device("cpu"), dtype) < 1e7
+
+
+def test_versions_of_packages():
+    assert doctor.installed("torch") == torch.__version__.partition("+")[0] or "+" in doctor.installed("torch")
+    assert doctor.installed("no-such-package") is None

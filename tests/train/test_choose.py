@@ -1,0 +1,91 @@
+"""Which recipe a set gets when none is named, and where the settings come from."""
+
+import numpy as np
+import pytest
+from tiny import tiny_recipe, write_images
+
+from vitreous.data.images import ImageSet
+from vitreous.recipe import read_recipe
+from vitreous.train.choose import choose_recipe, recipe_for
+
+
+def images(count, side=32):
+    return ImageSet.from_arrays(np.zeros((count, side, side), np.uint8), np.arange(count) % 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "name", "settings"),
+    [
+        (10, 8, "small-images", ["epochs=300", "model.patch_size=2"]),
+        (10, 16, "small-images", ["epochs=300", "model.patch_size=2"]),
+        (10, 17, "small-images", ["epochs=300", "model.patch_size=4"]),
+        (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2"]),
+        (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2"]),
+        (10, 64, "small-images", ["epochs=300", "model.patch_size=4"]),
+        (10, 65, "photos", ["epochs=300"]),
+    ],
+)
+def test_the_size_and_number_of_the_images_choose_the_recipe(count, side, name, settings):
+    assert recipe_for(images(count, side)) == (name, settings)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_images(tmp_path / "photos", 10)
+
+
+def test_a_set_called_like_a_recipe_gets_it():
+    recipe, data, reason = choose_recipe("digits", None, ["epochs=3"])
+    assert (recipe.epochs, recipe.data.source, data, reason) == (3, "digits", None, "")
+    assert recipe.optim == read_recipe("digits").optim
+
+
+def test_a_named_set_is_itself_even_beside_a_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    recipe, _, _ = choose_recipe("digits", None, [])
+    assert recipe.data.source == "digits"
+
+
+def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, data, reason = choose_recipe("photos", None, ["optim.batch_size=16"])
+    assert reason == "recipe small-images, chosen for 30 training images: epochs=300 model.patch_size=2"
+    assert len(data.train) == 30 and recipe.data.source == str(photos)  # wherever the run is resumed
+    assert (recipe.epochs, recipe.model.patch_size, recipe.optim.batch_size) == (300, (2, 2), 16)
+    assert recipe.optim.name == read_recipe("small-images").optim.name
+
+
+def test_what_is_asked_for_wins_over_what_is_chosen(photos):
+    recipe, _, _ = choose_recipe(str(photos), None, ["epochs=2", "model.patch_size=4"])
+    assert recipe.epochs == 2 and recipe.model.patch_size == (4, 4)
+
+
+def test_a_named_recipe_is_taken_for_any_data(photos):
+    recipe, data, reason = choose_recipe(str(photos), "digits", [])
+    assert recipe.data.source == str(photos) and data is None and reason == ""
+    assert recipe.augment == read_recipe("digits").augment
+
+
+def test_data_left_out_is_that_of_the_recipe():
+    assert choose_recipe(None, "digits", [])[0].data.source == "digits"
+
+
+def test_a_recipe_without_data_needs_some():
+    with pytest.raises(ValueError, match=r"^recipe small-images names no data: give DATA"):
+        choose_recipe(None, "small-images", [])
+    with pytest.raises(ValueError, match=r"^nothing to train on: give DATA"):
+        choose_recipe(None, None, [])
+
+
+def test_the_image_size_is_still_the_datas():
+    recipe, _, _ = choose_recipe("digits", None, ["model.depth=1"])
+    assert recipe.resolve(image_size=(8, 8), channels=1, num_classes=10).model.image_size == (8, 8)
+
+
+def test_a_resumed_run_has_its_own_recipe_with_what_is_asked_for_on_top(tmp_path):
+    saved = tiny_recipe(seed=4).resolve(image_size=(8, 8), channels=1, num_classes=3)
+    (tmp_path / "recipe.yaml").write_text(saved.dump())
+    assert choose_recipe(None, None, [], tmp_path) == (saved, None, "")
+    assert choose_recipe(None, None, ["seed=5"], tmp_path)[0].seed == 5
+    assert choose_recipe("digits", None, [], tmp_path)[0].model.dim == 64
