@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_recipe, untimed, weights_of, write_images
 
+from vitreous import evaluation
 from vitreous.cli import main
 from vitreous.recipe import recipe_names
 from vitreous.train.run import fit
@@ -279,6 +280,30 @@ def test_what_is_wrong_is_told_in_one_line(vitreous, work, command, message):
 def test_a_command_that_is_typed_wrong_ends_with_code_2(vitreous, command):
     code, _, err = vitreous(*command.split())
     assert code == 2 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("one thing\n  and\tanother"), "one thing and another"),
+        (FileNotFoundError(2, "No such file", "x.png"), "[Errno 2] No such file: 'x.png'"),
+        (FloatingPointError("the loss is nan"), "the loss is nan"),
+        (ImportError("vitreous x needs y"), "vitreous x needs y"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(evaluation, "evaluate", fail)
+    assert vitreous("evaluate", "run") == (2, "", f"vitreous: {line}\n")
+
+
+def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: {}["loss"])
+    with pytest.raises(KeyError):
+        vitreous("evaluate", "run")
 
 
 def test_a_fault_can_be_traced(vitreous, monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -180,16 +181,21 @@ def summary(
     from pydantic import ValidationError
     from rich.console import Console
 
+    from vitreous.data.sources import load
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import one_line, read_recipe, recipe_names
+    from vitreous.train.run import fit_to_data
     from vitreous.weights.bundle import find_bundle, read_config
 
     if model.partition("/")[0] in SIZES:
         fields = {"size": model}
     elif model in recipe_names() or Path(model).is_file():
-        fields = read_recipe(model).model.model_dump(exclude_unset=True)
+        recipe = read_recipe(model)
+        with suppress(ValueError):  # without its data, a recipe that leaves the image size to it shows a stand-in
+            recipe = fit_to_data(recipe, load(recipe.data.source or ""))
+        fields = recipe.model.model_dump(exclude_unset=True)
     else:
         fields = read_config(find_bundle(model))[0].model_dump()
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}

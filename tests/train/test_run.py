@@ -179,6 +179,25 @@ def test_only_whole_batches_are_trained_on(trained):
     assert seen == [8, 16, 24, 32]  # of 36
 
 
+def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(trained, monkeypatch):
+    seen = []
+    original = loop.augment_batch
+
+    def spy(images, labels, draws, recipe, preprocess, epoch, progress):
+        seen.append((images, draws, epoch, progress))
+        return original(images, labels, draws, recipe, preprocess, epoch, progress)
+
+    monkeypatch.setattr(loop, "augment_batch", spy)
+    trained(tiny_recipe(augment={"rotation": 20}, optim={"batch_size": 9}), tiny_set())
+    assert [epoch for _, _, epoch, _ in seen] == [0] * STEPS + [1] * STEPS
+    assert [progress for *_, progress in seen] == [i / 8 for i in range(8)]  # of the whole training
+    images = [torch.cat([batch[0] for batch in part]).flatten(1) for part in (seen[:STEPS], seen[STEPS:])]
+    draws = [torch.cat([batch[1] for batch in part]) for part in (seen[:STEPS], seen[STEPS:])]
+    assert len(images[0].unique(dim=0)) == 36 and torch.equal(images[0].unique(dim=0), images[1].unique(dim=0))
+    assert not torch.equal(*images)
+    assert len(torch.cat(draws).unique()) == 72
+
+
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_every_step_is_taken_in_training_mode(trained, ema):
     vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2)).eval()

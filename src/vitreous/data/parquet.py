@@ -89,6 +89,16 @@ class ParquetImages(Images):
 
 def read_parquet(root: Path, files: list[Path], name: str, source: str) -> ImageSet:
     """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split."""
+    import pyarrow as pa
+
+    try:
+        return _read_parquet(root, files, name, source)
+    except (pa.ArrowException, json.JSONDecodeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise ValueError(f"{source}: its parquet files are damaged or not alike: {reason}") from error
+
+
+def _read_parquet(root: Path, files: list[Path], name: str, source: str) -> ImageSet:
     of_split: dict[str, list[Path]] = {}
     for file in files:
         of_split.setdefault(_split_of(file) if len(files) > 1 else "train", []).append(root / file)

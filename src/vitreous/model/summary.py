@@ -83,7 +83,8 @@ def render(summary: Summary) -> Table:
         f"{size / 2**20:,.1f} MiB" for size in (summary.weight_bytes, summary.training_bytes, summary.activation_bytes)
     )
     table = Table(
-        title=f"{summary.parameters:,} parameters, {summary.flops / 1e9:.2f} GFLOP an image",
+        title=f"{summary.parameters:,} parameters, {summary.flops / 1e9:.3g} GFLOP an image of "
+        f"{' x '.join(map(str, summary.rows[0].input_shape))}",
         caption=f"weights {weights}; in training {training} and {activations} an image",
     )
     table.add_column("part")

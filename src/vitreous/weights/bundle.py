@@ -90,7 +90,7 @@ def find_bundle(run: Path | str) -> Path:
     if run.is_dir():
         raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): train it to the end or use another run")
     names = f", or one of {', '.join(shipped)}" if shipped else ""
-    raise ValueError(f"no run '{run}': give a run folder or a folder with {WEIGHTS} and {CONFIG}{names}")
+    raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
 
 
 def _check(
