@@ -22,7 +22,7 @@ LAYERS = [
     {"weights", "data"},
     {"recipe"},
     {"model", "augment", "doctor"},
-    {"preprocess", "randaugment", "metrics", "plots", "device"},
+    {"preprocess", "randaugment", "metrics", "plots", "device", "files"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

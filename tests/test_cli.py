@@ -246,21 +246,21 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train digits --recipe nope", "no recipe 'nope': use "),
         ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not here: "),
         ("train photos --recipe r.yaml model.num_classes=4", "model.num_classes is 4 but the data has 3 classes"),
-        ("train photos --recipe r.yaml data.val_fraction=0.01", "validation fraction 0.01 of 36 images does not leave"),
+        ("train photos --recipe r.yaml data.val_fraction=0.99", "a validation fraction of 0.99 leaves no image"),
         ("train r.yaml", "r.yaml is not a parquet file: give one, or a folder of images"),
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
-        ("evaluate nowhere", "no run 'nowhere': give a run folder"),
+        ("evaluate nowhere", "no model 'nowhere' here: give a run folder"),
         ("evaluate photos", "photos holds no trained model"),
         ("evaluate run nowhere", "'nowhere' is no file or folder here"),
         ("evaluate run --split holdout", "has no split 'holdout': use train or val or test"),
         ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
         ("evaluate run --out r.yaml", "r.yaml is a file: name a folder with --out"),
-        ("predict nowhere photos", "no run 'nowhere': give a run folder"),
+        ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),
         ("predict run photos --device abacus", "device 'abacus' is not here: use "),
-        ("summary Q/16", "no run 'Q/16'"),
+        ("summary Q/16", "no model 'Q/16'"),
         ("summary S/16 --image-size 30", "image size 30 is not divisible by patch size 16: use 16 or 32"),
         ("recipes digts", "no recipe 'digts'; did you mean 'digits'?"),
     ],
@@ -286,7 +286,7 @@ def test_a_command_that_is_typed_wrong_ends_with_code_2(vitreous, command):
     ("error", "line"),
     [
         (ValueError("one thing\n  and\tanother"), "one thing and another"),
-        (FileNotFoundError(2, "No such file", "x.png"), "[Errno 2] No such file: 'x.png'"),
+        (FileNotFoundError(2, "No such file", "x.png"), "No such file: x.png"),
         (FloatingPointError("the loss is nan"), "the loss is nan"),
         (ImportError("vitreous x needs y"), "vitreous x needs y"),
         (OSError(), "OSError"),
@@ -308,7 +308,7 @@ def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):
 
 def test_a_fault_can_be_traced(vitreous, monkeypatch):
     monkeypatch.setenv("VITREOUS_DEBUG", "1")
-    with pytest.raises(ValueError, match="no run 'nowhere'"):
+    with pytest.raises(ValueError, match="no model 'nowhere'"):
         vitreous("evaluate", "nowhere")
 
 
@@ -316,7 +316,7 @@ def test_a_process_ends_with_code_2_and_one_line(work):
     process = start("evaluate", "nowhere", folder=work)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("vitreous: no run 'nowhere'")
+    assert err.startswith("vitreous: no model 'nowhere'")
 
 
 @pytest.mark.slow

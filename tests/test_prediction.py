@@ -74,9 +74,10 @@ def test_top_says_how_many_classes(bundle, files, top, count):
         assert answer.classes == full.classes[:count] and len(answer.probabilities) == count
 
 
-def test_top_must_be_positive(bundle, files):
-    with pytest.raises(ValueError, match=r"^top is 0: ask for at least 1 class$"):
-        ask(bundle, files, top=0)
+def test_counts_must_be_positive(bundle, files):
+    for option in ("top", "batch_size"):
+        with pytest.raises(ValueError, match=rf"^{option} is 0: it must be at least 1$"):
+            ask(bundle, files, **{option: 0})
 
 
 def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_path):
@@ -148,7 +149,7 @@ def test_answers_come_as_the_images_do(bundle, files):
 def test_a_run_is_found_by_its_folder(bundle, files, tmp_path):
     bundle.save(tmp_path / "run" / "model")
     assert ask(tmp_path / "run", files) == ask(str(tmp_path / "run" / "model"), files) == ask(bundle, files)
-    with pytest.raises(ValueError, match=r"^no run 'nowhere': give a run folder"):
+    with pytest.raises(ValueError, match=r"^no model 'nowhere' here: give a run folder"):
         ask("nowhere", files)
 
 

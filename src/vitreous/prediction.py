@@ -78,7 +78,7 @@ def predict(
                     raise
                 broken.append(error)
                 continue
-            names.append(str(getattr(image, "filename", image)))
+            names.append(_name(image))
             if len(pixels) == batch_size:
                 yield torch.from_numpy(np.stack(pixels)).to(where)
                 pixels.clear()
@@ -96,12 +96,19 @@ def predict(
 
 
 def _fitted(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
-    """One image as uint8 (C, H, W) of the model's size."""
+    """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
     if isinstance(image, Image.Image):
-        return preprocess.fit_image(image)
+        try:
+            return preprocess.fit_image(image)
+        except Exception as error:  # an opened file is decoded only here
+            raise BrokenImage(f"{_name(image)}: {error}") from error
     if not isinstance(image, Path | str):
         raise TypeError(f"predict takes paths and PIL images, not {type(image).__name__}: Image.fromarray makes one")
     return FileImages([image]).read([0], preprocess)[0]
+
+
+def _name(image: Path | str | Image.Image) -> str:
+    return str(getattr(image, "filename", "") or image)
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:

@@ -242,16 +242,15 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 
 
 def _nearest_key(key: str) -> str:
-    """A hint: the nearest name in the same section, else the same or a near name anywhere, else the section's keys."""
+    """A hint: the same name in another section, else the nearest in this one, else a near one, else this one's keys."""
     known = [*keys(), "model.size"]
     section, _, name = key.rpartition(".")
-    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    namesakes = [k for k in known if k.rpartition(".")[2] == name]
-    if hint := _nearest(name, siblings):
-        return hint
-    if namesakes:
-        return f"; did you mean '{namesakes[0]}'?"
-    return _nearest(key, known, 0.8) or f"; known are {', '.join(siblings or Recipe.model_fields)}"
+    siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
+    siblings = siblings or list(Recipe.model_fields)
+    for namesake in known:
+        if namesake.rpartition(".")[2] == name:
+            return f"; did you mean '{namesake}'?"
+    return _nearest(name, siblings) or _nearest(key, known, 0.8) or f"; known are {', '.join(siblings)}"
 
 
 def _nearest(name: str, names: list[str], cutoff: float = 0.6) -> str:

@@ -1,11 +1,11 @@
 """A checkpoint is whole or not there, brings the random generators back, and says so when it is damaged."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from vitreous.train import checkpoint
 from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -42,8 +42,8 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
     save_checkpoint(file, CONTENT)
     before = file.read_bytes()
 
-    def write_half(content, stream):
-        stream.write(b"half a file")
+    def write_half(content, path):
+        path.write_bytes(b"half a file")
         raise OSError("power cut")
 
     def fail(*_):
@@ -54,7 +54,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
     elif function == "fsync":
         monkeypatch.setattr(os, "fsync", fail)
     else:
-        monkeypatch.setattr(checkpoint.Path, "replace", fail)
+        monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="power cut"):
         save_checkpoint(file, {"state": {"epoch": 4}})
     monkeypatch.undo()
@@ -65,9 +65,9 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
 
 def test_the_file_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypatch):
     calls = []
-    fsync, replace = os.fsync, checkpoint.Path.replace
+    fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda number: (calls.append("fsync"), fsync(number)))
-    monkeypatch.setattr(checkpoint.Path, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    monkeypatch.setattr(Path, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
     save_checkpoint(tmp_path / "last.pt", CONTENT)
     assert calls == ["fsync", "replace", "fsync"]  # the last one is of the folder
 

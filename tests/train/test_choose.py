@@ -16,12 +16,12 @@ def images(count, side=32):
 @pytest.mark.parametrize(
     ("count", "side", "name", "settings"),
     [
-        (10, 8, "small-images", ["epochs=300", "model.patch_size=2"]),
-        (10, 16, "small-images", ["epochs=300", "model.patch_size=2"]),
-        (10, 17, "small-images", ["epochs=300", "model.patch_size=4"]),
-        (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2"]),
-        (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2"]),
-        (10, 64, "small-images", ["epochs=300", "model.patch_size=4"]),
+        (10, 8, "small-images", ["epochs=300", "model.patch_size=2", "augment.shift=1"]),
+        (10, 16, "small-images", ["epochs=300", "model.patch_size=2", "augment.shift=2"]),
+        (10, 17, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=2"]),
+        (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2", "augment.shift=1"]),
+        (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2", "augment.shift=0"]),
+        (10, 64, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=4"]),
         (10, 65, "photos", ["epochs=300"]),
     ],
 )
@@ -50,9 +50,11 @@ def test_a_named_set_is_itself_even_beside_a_folder_of_its_name(tmp_path, monkey
 def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe, data, reason = choose_recipe("photos", None, ["optim.batch_size=16"])
-    assert reason == "recipe small-images, chosen for 30 training images: epochs=300 model.patch_size=2"
+    settings = "epochs=300 model.patch_size=2 augment.shift=1"
+    assert reason == f"recipe small-images, chosen for 30 training images: {settings}"
     assert len(data.train) == 30 and recipe.data.source == str(photos)  # wherever the run is resumed
-    assert (recipe.epochs, recipe.model.patch_size, recipe.optim.batch_size) == (300, (2, 2), 16)
+    assert (recipe.epochs, recipe.model.patch_size, recipe.augment.shift) == (300, (2, 2), 1)
+    assert recipe.optim.batch_size == 16
     assert recipe.optim.name == read_recipe("small-images").optim.name
 
 

@@ -187,7 +187,7 @@ def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatc
     tiny_bundle().save(tmp_path / "shipped" / "stripes")
     monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "shipped")
     assert find_bundle("stripes") == tmp_path / "shipped" / "stripes"
-    with pytest.raises(ValueError, match=r"^no run 'strips': give a run folder or .*, or one of stripes$"):
+    with pytest.raises(ValueError, match=r"^no model 'strips' here: give a run folder, .*, or one of stripes$"):
         find_bundle("strips")
 
 

@@ -59,8 +59,8 @@ class Hooks:
 
     on_step: Callable[[State, Tensor], None] = lambda state, loss: None
     """After each step: the state and the batch's loss, still on the device."""
-    report: Callable[[State, float], None] = lambda state, loss: None
-    """After a step, at most twice a second: the state and the mean loss of the pass so far."""
+    report: Callable[[State, float, float], None] = lambda state, loss, top1: None
+    """After a step, at most twice a second: the state, and the mean loss and top-1 of the pass so far."""
     on_epoch: Callable[[dict[str, float]], None] = lambda row: None
     """After each pass: its row of `metrics.csv`."""
     save: Callable[[], None] = lambda: None
@@ -156,9 +156,9 @@ def train_loop(
             save = (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps
             if save or state.step == steps or now - last_report > 0.5:  # reading the loss waits for the device
                 last_report = now
-                mean_loss = totals[0].item() / (state.images / engine.processes)
-                _check_finite(mean_loss, state)
-                hooks.report(state, mean_loss)
+                loss, top1 = (totals / (state.images / engine.processes)).tolist()
+                _check_finite(loss, state)
+                hooks.report(state, loss, top1)
             if save:
                 last_save, started = now, _add_time(state, started)
                 state.loss, state.hits = totals.tolist()

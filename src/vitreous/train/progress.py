@@ -47,13 +47,16 @@ class Display:
         if self.bar:
             self.bar.stop()
 
-    def step(self, state: State, loss: float) -> None:
-        """Where the run stands: the bar, or a line every half a minute. loss: the mean of the pass so far."""
+    def step(self, state: State, loss: float, top1: float) -> None:
+        """Where the run stands: the bar, or a line every half a minute. loss, top1: means of the pass so far."""
         now = time.monotonic()
         rate = max(state.images - self.last[1], 0) / max(now - self.last[0], 1e-9)
         self.last = (now, state.images if state.step < self.steps else 0)
         where = f"epoch {state.epoch + 1}/{self.epochs} step {state.step}/{self.steps}"
-        figures = f"{rate:,.0f} images/s  loss {loss:.3f}  {memory(self.device)}"
+        figures = f"{rate:,.0f} images/s  loss {loss:.3f}  top-1 {top1:.1%}"
+        if state.history and "val_top1" in state.history[-1]:
+            figures += f"  val {state.history[-1]['val_top1']:.2%}"
+        figures += f"  {memory(self.device)}"
         if self.bar:
             done = state.epoch * self.steps + state.step
             self.bar.update(self.task, completed=done, description=where, figures=figures)
