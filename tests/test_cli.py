@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_recipe, untimed, weights_of, write_images
@@ -275,11 +277,45 @@ def test_what_is_wrong_is_told_in_one_line(vitreous, work, command, message):
 
 
 @pytest.mark.parametrize(
-    "command", ["train digits --epochs 3", "predict", "predict run", "predict run x.png --top 0", "evaluate", "fly"]
+    ("command", "message"),
+    [
+        ("train digits --epochs 3", "No such option: --epochs"),
+        ("predict run", "Missing argument 'IMAGE...'"),
+        ("predict run x.png --top 0", "Invalid value for '--top': 0 is not in the range x>=1"),
+        ("train digits --seed many", "Invalid value for '--seed': 'many' is not a valid"),
+        ("fly", "No such command 'fly'"),
+    ],
 )
-def test_a_command_that_is_typed_wrong_ends_with_code_2(vitreous, command):
-    code, _, err = vitreous(*command.split())
-    assert code == 2 and "Traceback" not in err
+def test_a_command_that_is_typed_wrong_is_told_in_one_line(vitreous, command, message):
+    code, out, err = vitreous(*command.split())
+    assert (code, out) == (2, "") and err.startswith(f"vitreous: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["", "train", "evaluate", "predict", "summary"])
+def test_a_command_without_arguments_shows_its_help(vitreous, command):
+    code, out, err = vitreous(*command.split())
+    assert "Usage" in out + err and "Traceback" not in err
+
+
+def test_empty_data_is_refused(vitreous):
+    assert vitreous("train", "")[::2] == (2, "vitreous: DATA is empty: give a name, a file or a folder\n")
+
+
+def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
+    line = "vitreous: stopped at once; what came after the last checkpoint is not saved\n"
+    assert vitreous("evaluate", "run") == (130, "", line)
+
+
+def test_a_reader_who_has_enough_is_no_error(work):
+    process = start("predict", "run", *["photos"] * 200, "--batch-size", 1, folder=work)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait(timeout=100) == 0
+    process.stderr.close()
 
 
 @pytest.mark.parametrize(
@@ -290,6 +326,8 @@ def test_a_command_that_is_typed_wrong_ends_with_code_2(vitreous, command):
         (FloatingPointError("the loss is nan"), "the loss is nan"),
         (ImportError("vitreous x needs y"), "vitreous x needs y"),
         (OSError(), "OSError"),
+        (RuntimeError("CUDA out of memory. Tried"), "not enough memory: choose a smaller model or image, lower "),
+        (MemoryError(), "not enough memory: choose a smaller model or image, lower "),
     ],
 )
 def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):
@@ -297,12 +335,16 @@ def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, l
         raise error
 
     monkeypatch.setattr(evaluation, "evaluate", fail)
-    assert vitreous("evaluate", "run") == (2, "", f"vitreous: {line}\n")
+    code, out, err = vitreous("evaluate", "run")
+    assert (code, out) == (2, "") and err.startswith(f"vitreous: {line}") and err.count("\n") == 1
 
 
 def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):
     monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: {}["loss"])
     with pytest.raises(KeyError):
+        vitreous("evaluate", "run")
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError):
         vitreous("evaluate", "run")
 
 
@@ -384,3 +426,18 @@ def test_the_doctor_examines_the_machine(vitreous, monkeypatch):
     monkeypatch.setattr(doctor, "SIDE", 64)
     code, out, _ = vitreous("doctor")
     assert code == 0 and "Python 3." in out and "GFLOP/s" in out
+
+
+@pytest.mark.slow
+def test_a_real_folder_of_photos_is_trained_on(vitreous, tmp_path):
+    root = os.environ.get("VITREOUS_DATA")
+    if not root or not Path(root, "pizza_steak_sushi").is_dir():
+        pytest.skip("$VITREOUS_DATA/pizza_steak_sushi is not there")
+    photos, out = Path(root, "pizza_steak_sushi"), tmp_path / "run"
+    code, text, err = vitreous("train", photos, "epochs=2", "model.dim=32", "model.depth=1", "--out", out)
+    assert code == 0 and "recipe photos, chosen for 225 training images: epochs=300" in text and err == ""
+    results = json.loads((out / "results.json").read_text())
+    assert results["test"]["count"] == 75 and results["val"]["count"] == 23
+    code, text, _ = vitreous("predict", out, photos / "test" / "sushi", "--top", 1)
+    files = [path for path in (photos / "test" / "sushi").iterdir() if path.suffix == ".jpg"]
+    assert code == 0 and len(text.splitlines()) == len(files)

@@ -420,6 +420,24 @@ def test_resume_refuses_another_recipe_by_its_first_difference(trained, changes,
     assert (run.folder / "recipe.yaml").read_bytes() == before
 
 
+def test_what_changes_no_weight_may_change_on_the_way(trained):
+    whole = trained(tiny_recipe(**EVERYTHING), tiny_set(), "whole")
+    trained(tiny_recipe(**EVERYTHING), tiny_set(), "parts", on_step=interrupt_after(6))
+    data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": 0, "skip_broken": True}
+    run = trained(tiny_recipe(**EVERYTHING, data=data), tiny_set(), "parts", resume=True)
+    assert equal(weights_of(whole.folder), weights_of(run.folder))
+
+
+def test_a_run_without_a_checkpoint_may_change_its_recipe(trained, tmp_path):
+    def crash(*_):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trained(tiny_recipe(optim={"batch_size": 16}), tiny_set(), on_step=crash)
+    run = trained(tiny_recipe(), tiny_set(), resume=True)
+    assert same_files(trained(tiny_recipe(), tiny_set(), "other").folder, run.folder) is None
+
+
 def change_pixel(pixels, labels):
     pixels[5] += 1
 
@@ -871,7 +889,10 @@ def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):
     run = trained(
         tiny_recipe(epochs=1, data={"skip_broken": True}), load(tmp_path / "photos", skip_broken=True), dry_run=True
     )
-    run = trained(tiny_recipe(epochs=1, data={"skip_broken": True}), load(tmp_path / "photos", skip_broken=True))
+    text = io.StringIO()
+    recipe = tiny_recipe(epochs=1, data={"skip_broken": True})
+    run = fit(recipe, load(tmp_path / "photos"), out=tmp_path / "run", console=Console(file=text))
+    assert "warning: left out 1 of 37 images that cannot be read" in text.getvalue()
     counts = json.loads((run.folder / "data.json").read_text())["counts"]
     assert counts["train"] + counts["val"] == 36
     assert "bee/bad.png" in (run.folder / "train.log").read_text()
