@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device = pick_device(options.device)
-    batch, rounds, steps = (8, 3, 1) if options.quick else (128, 9, 3)
+    batch, rounds, steps = (8, 3, 1) if options.quick else (128, 7, 2)
 
     declare_torchvision_operators()
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
 
     name = "-".join([options.recipe, *(override.replace("=", "-") for override in options.overrides)])
     folders = [Path("runs/benchmarks") / f"{name}-{seed}" for seed in range(options.seeds)]

@@ -26,7 +26,10 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, a
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == 130:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         print("vitreous: stopped at once; what came after the last checkpoint is not saved", file=sys.stderr)
         sys.exit(130)
@@ -42,7 +45,7 @@ def main() -> None:
             _refuse(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
         message = str(error) or type(error).__name__
         if isinstance(error, RuntimeError | MemoryError):
-            if not any(word in message for word in ("memory", "Storage size")):
+            if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
                 raise
             message = (
                 "not enough memory: choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"

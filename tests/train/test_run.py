@@ -892,7 +892,7 @@ def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):
     text = io.StringIO()
     recipe = tiny_recipe(epochs=1, data={"skip_broken": True})
     run = fit(recipe, load(tmp_path / "photos"), out=tmp_path / "run", console=Console(file=text))
-    assert "warning: left out 1 of 37 images that cannot be read" in text.getvalue()
+    assert "warning: left out 1 of " in text.getvalue() and "bee/bad.png: no picture" in text.getvalue()
     counts = json.loads((run.folder / "data.json").read_text())["counts"]
     assert counts["train"] + counts["val"] == 36
     assert "bee/bad.png" in (run.folder / "train.log").read_text()
