@@ -46,21 +46,20 @@ def describe(machine: dict) -> str:
     )
 
 
-def main() -> None:
+def filled(readme: str) -> str:
+    """The README with its tables made from the results."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    recipes = [content for content in results.values() if "top1_mean" in content]
     parts = [
         "By seed 0, 1, ... on the test images, which chose nothing (`python benchmarks/recipes.py NAME --seeds N`):",
-        recipe_table(recipes),
+        recipe_table([content for content in results.values() if "top1_mean" in content]),
         "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved "
         "in one run, medians (`python benchmarks/peers.py`):",
         peers_table(results["peers"]),
         f"Machine: {describe(results['peers']['machine'])}.",
     ]
-    text = README.read_text()
     block = "<!-- results -->\n" + "\n\n".join(parts) + "\n<!-- end of results -->"
-    README.write_text(re.sub(r"<!-- results -->.*<!-- end of results -->", lambda _: block, text, flags=re.DOTALL))
+    return re.sub(r"<!-- results -->.*<!-- end of results -->", lambda _: block, readme, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    main()
+    README.write_text(filled(README.read_text()))

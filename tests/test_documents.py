@@ -1,0 +1,50 @@
+"""What the README, the examples and the recipes say is run, or compared with the measured results."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from vitreous.recipe import RECIPES, recipe_names
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A working folder of its own, as a reader who copies code has."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_readmes_python_runs(outside, capsys):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    assert len(code.splitlines()) <= 12
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert Path("runs/digits/results.json").is_file()
+    assert "('" in capsys.readouterr().out.splitlines()[-1]  # the classes of the last prediction
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(outside, example):
+    runpy.run_path(str(example), run_name="__main__")
+
+
+def test_the_readmes_tables_are_those_of_the_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
+    assert tables["filled"]((ROOT / "README.md").read_text()) == (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_headers_state_the_measured_results(name):
+    header = (RECIPES / f"{name}.yaml").read_text().partition("\nepochs:")[0]
+    file = RESULTS / f"{name}.json"
+    if not file.exists():
+        pytest.skip(f"no results/{name}.json: its header states a single run")
+    content = json.loads(file.read_text())
+    assert f"{100 * content['top1_mean']:.2f} ± {100 * content['top1_sd']:.2f}%, n = {content['n']}" in header
+    assert f"{max(content['train_seconds']):.0f} s" in header
+    assert f"{content['params']:,} parameters" in header
