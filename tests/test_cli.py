@@ -167,6 +167,19 @@ def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path)
     assert [line.partition(": ")[0] for line in out.splitlines()] == [f"{tmp_path}/good.png", "photos/test/ant/000.png"]
 
 
+def test_a_broken_training_image_is_one_line_and_the_way_out_works(vitreous, work, tmp_path):
+    photos = write_images(tmp_path / "photos", 12)
+    (photos / "bee" / "bad.png").write_text("no picture")
+    command = ["train", photos, "--recipe", work / "r.yaml", "--out", tmp_path / "run"]
+    code, _, err = vitreous(*command)
+    assert code == 2 and err == (
+        f"vitreous: {photos}/bee/bad.png: no picture of a kind that Pillow knows: repair or remove it, or leave it out "
+        "with data.skip_broken=true\n"
+    )
+    code, out, err = vitreous(*command, "data.skip_broken=true")
+    assert (code, err) == (0, "") and "warning: left out 1 of " in out
+
+
 # --- resuming ---
 
 
