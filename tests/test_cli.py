@@ -319,7 +319,7 @@ def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "evaluate", interrupted)
-    line = "vitreous: stopped at once; what came after the last checkpoint is not saved\n"
+    line = "vitreous: stopped at once; training goes on from its last checkpoint with --resume\n"
     assert vitreous("evaluate", "run") == (130, "", line)
 
 
