@@ -55,6 +55,10 @@ class Engine:
         """Sum over processes."""
         return self._accelerator.reduce(values, "sum")
 
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self._accelerator.wait_for_everyone()
+
     def start_trackers(self, name: str, config: dict[str, str | int | float | bool]) -> None:
         if self._tracked:
             try:

@@ -270,6 +270,7 @@ class Job:
     def finish(self) -> dict[str, Any]:
         """Judge the kept model on validation and test, the test images being read here for the first time."""
         state, figures = self.state, {}
+        self.engine.wait()  # until the main process has written the model
         bundle = Bundle.load(self.folder / "model")
         for name in ("val", "test"):
             split: Split | None = getattr(self.data, name)
