@@ -19,7 +19,7 @@ def recipe_table(results: list[dict]) -> str:
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
         lines.append(
             f"| `{r['command']}` | {r['params']:,} | {r['epochs']} | {r['precision']} | "
-            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {max(r['train_seconds']):.0f} |"
+            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {r['seconds']:.0f} |"
         )
     return "\n".join(lines)
 
