@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,7 +44,7 @@ def now(device: torch.device) -> float:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Hardware, versions and the rate of a plain matrix product in GFLOP/s."""
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = cpu_capabilities()
     return {
         "processor": capabilities.get("cpu_name", "unknown"),
         "cores": capabilities.get("num_physical_cores"),

@@ -39,9 +39,14 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        features = torch.cpu.get_capabilities()
+        features = cpu_capabilities()
         return bool(features.get("avx512_bf16") or features.get("amx_bf16"))
     return False
+
+
+def cpu_capabilities() -> dict:
+    """What torch knows of the processor: `cpu_name`, `avx512_bf16` and the like; nothing where torch does not say."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

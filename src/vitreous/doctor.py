@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
-from vitreous.device import has_fast_bf16, pick_device, pick_precision
+from vitreous.device import cpu_capabilities, has_fast_bf16, pick_device, pick_precision
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
 OPTIONAL = {"tensorboard": "track", "wandb": "track"}
@@ -23,7 +23,7 @@ def examine() -> None:
         print(f"optional {name}: {state}")
     memory = psutil.virtual_memory()
     print(
-        f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
+        f"{cpu_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
 from vitreous.files import replace_file
 from vitreous.recipe import Recipe
@@ -76,7 +77,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in BASE},
         "platform": platform.platform(),
-        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "processor": cpu_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": precision,
