@@ -7,7 +7,7 @@ import pytest
 import torch
 from image_samples import pixels, preprocess_of, to_image, write_folder
 
-from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split, open_image
+from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split
 from vitreous.data.sources import load
 
 
@@ -206,15 +206,13 @@ def test_a_broken_file_is_named_with_its_reason(tmp_path, content, reason):
         file.write_bytes(content)
     with pytest.raises(BrokenImage, match=rf"x\.png: .*{reason}"):
         FileImages([file]).read(np.array([0]), preprocess_of())
-    with pytest.raises(BrokenImage, match=rf"x\.png: .*{reason}"):
-        open_image(file)
 
 
-def test_an_opened_image_can_be_fitted(tmp_path):
+def test_an_animation_shows_its_first_frame(tmp_path):
     frames = [to_image(x) for x in pixels(2, 1)]
     frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
-    fitted = preprocess_of(1).fit_image(open_image(tmp_path / "x.gif"))
-    np.testing.assert_array_equal(fitted, pixels(2, 1)[0])  # the first frame
+    fitted = FileImages([tmp_path / "x.gif"]).read(np.array([0]), preprocess_of(1))[0]
+    np.testing.assert_array_equal(fitted, pixels(2, 1)[0])
 
 
 def test_a_split_has_one_label_an_image():

@@ -199,6 +199,13 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
     assert len(torch.cat(draws).unique()) == 72
 
 
+def test_the_order_of_the_images_follows_from_seed_and_epoch():
+    orders = {(seed, epoch): loop.epoch_order(50, seed, epoch).tolist() for seed in (0, 1, 2) for epoch in (0, 1, 2)}
+    assert all(sorted(order) == list(range(50)) for order in orders.values())
+    assert len({tuple(order) for order in orders.values()}) == 9
+    assert orders[1, 2] == loop.epoch_order(50, 1, 2).tolist()
+
+
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_every_step_is_taken_in_training_mode(trained, ema):
     vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2)).eval()
