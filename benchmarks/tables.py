@@ -12,14 +12,14 @@ README = Path(__file__).parent.parent / "README.md"
 def recipe_table(results: list[dict]) -> str:
     """One row a recipe and precision."""
     lines = [
-        "| command | parameters | epochs | precision | test top-1, mean ± sd | n | seconds, at most |",
+        "| command | parameters | epochs | precision | test top-1, mean ± sd | n | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
         lines.append(
             f"| `{r['command']}` | {r['params']:,} | {r['epochs']} | {r['precision']} | "
-            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {r['seconds']:.0f} |"
+            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f} |"
         )
     return "\n".join(lines)
 

@@ -46,5 +46,5 @@ def test_headers_state_the_measured_results(name):
         pytest.skip(f"no results/{name}.json: its header states a single run")
     content = json.loads(file.read_text())
     assert f"{100 * content['top1_mean']:.2f} ± {100 * content['top1_sd']:.2f}%, n = {content['n']}" in header
-    assert f"{content['seconds']:.0f} s" in header
+    assert f"{min(content['train_seconds']):.0f} to {max(content['train_seconds']):.0f} s" in header
     assert f"{content['params']:,} parameters" in header

@@ -89,11 +89,14 @@ def test_a_fraction_outside_its_range_is_refused(fraction):
         ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).with_validation(fraction)
 
 
-def test_a_fraction_too_small_for_the_classes_names_one_that_works():
+def test_a_fraction_too_small_for_the_classes_takes_one_image_of_each():
     made = ImageSet.from_arrays(pixels(100, 1, 2), np.repeat(np.arange(10), 10))
-    with pytest.raises(ValueError, match=r"10 classes on both sides: use 0\.1 to 0\.9"):
-        made.with_validation(0.05)
-    assert len(made.with_validation(0.1).val) == 10
+    assert np.bincount(made.with_validation(0.01).val.labels).tolist() == [1] * 10
+    with pytest.raises(ValueError, match=r"a validation fraction of 0\.95 leaves no image .* data\.val_fraction"):
+        made.with_validation(0.95)
+    single = ImageSet.from_arrays(pixels(3, 1, 2), np.arange(3))
+    with pytest.raises(ValueError, match="of 3 images in 3 classes"):
+        single.with_validation(0.1)
 
 
 class Pairs(torch.utils.data.Dataset):

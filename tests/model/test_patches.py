@@ -63,7 +63,7 @@ def test_conv_stem_halves_as_often_as_the_patch_size_asks(patch_size, stem_chann
     assert [conv.stride for conv in convolutions] == strides
     assert [conv.out_channels for conv in convolutions] == [*stem_channels, 16]
     assert [conv.bias is not None for conv in convolutions] == [False] * (len(stem_channels) + 1)
-    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in stem.layers) == len(stem_channels)
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in stem.layers) == len(stem_channels) + 1
     assert stem(torch.randn(2, 3, 16, 32)).shape == (2, options.grid[0] * options.grid[1], 16)
 
 
