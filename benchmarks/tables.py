@@ -17,10 +17,10 @@ def recipe_table(results: list[dict]) -> str:
     ]
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
-        lines.append(
-            f"| `{r['command']}` | {r['params']:,} | {r['epochs']} | {r['precision']} | "
-            f"{100 * r['top1_mean']:.2f}{sd} | {r['n']} | {min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f} |"
-        )
+        seconds = f"{min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f}"
+        cells = [f"`{r['command']}`", f"{r['params']:,}", r["epochs"], r["precision"]]
+        cells += [f"{100 * r['top1_mean']:.2f}{sd}", r["n"], seconds]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
