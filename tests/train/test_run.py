@@ -206,6 +206,29 @@ def test_the_order_of_the_images_follows_from_seed_and_epoch():
     assert orders[1, 2] == loop.epoch_order(50, 1, 2).tolist()
 
 
+def test_smoothed_labels_bound_the_loss_from_below(trained):
+    run = trained(tiny_recipe(epochs=20, optim={"learning_rate": 0.01, "label_smoothing": 0.3}), tiny_set())
+    least = -(0.8 * math.log(0.8) + 0.2 * math.log(0.1))  # the entropy of targets 0.8, 0.1, 0.1
+    losses = [float(row["train_loss"]) for row in metrics_rows(run.folder)]
+    assert least < losses[-1] < least + 0.15
+    assert run.results["val"]["top1"] == 1 and run.results["val"]["loss"] < least  # which is judged by plain labels
+
+
+def test_the_whole_gradient_is_clipped_once_a_step(trained, monkeypatch):
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def spy(weights, norm):
+        weights = list(weights)
+        clip(weights, norm)
+        norms.append(torch.stack([weight.grad.norm() for weight in weights]).norm().item())
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", spy)
+    trained(tiny_recipe(optim={"clip": 0.01, "accumulate": 2}), tiny_set(), "a")
+    assert norms == pytest.approx([0.01] * 2 * STEPS, rel=1e-3)
+    trained(tiny_recipe(optim={"clip": None}), tiny_set(), "b")
+    assert len(norms) == 2 * STEPS
+
+
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_every_step_is_taken_in_training_mode(trained, ema):
     vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2)).eval()
@@ -339,6 +362,10 @@ def press_twice(pause):
         os.kill(os.getpid(), signal.SIGINT)
 
     return on_step
+
+
+def test_ctrl_c_in_the_very_last_step_lets_the_run_finish(trained):
+    assert trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2 * STEPS)).results["epochs"] == 2
 
 
 def test_one_ctrl_c_that_arrives_twice_is_one(trained):
