@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ class Engine:
     """The processes of a run, seen from one of them. Started alone or by `accelerate launch`."""
 
     def __init__(self, device: str = "auto", *, track: tuple[str, ...] = (), folder: Path | None = None):
+        for name in track:  # accelerate leaves out in silence what is not installed
+            if find_spec(name) is None:
+                raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
         if "WORLD_SIZE" not in os.environ:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
