@@ -189,7 +189,7 @@ def summary(
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import one_line, read_recipe, recipe_names
-    from vitreous.train.run import fit_to_data
+    from vitreous.train.choose import fit_to_data
     from vitreous.weights.bundle import find_bundle, read_config
 
     if model.partition("/")[0] in SIZES:

@@ -1,12 +1,14 @@
-"""Which recipe a set gets when none is named, and where the settings come from."""
+"""Which recipe a set gets when none is named, where the settings come from, and what the data adds to them."""
 
 import numpy as np
 import pytest
-from tiny import tiny_recipe, write_images
+from PIL import Image
+from tiny import tiny_recipe, tiny_set, write_images
 
 from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
 from vitreous.recipe import read_recipe
-from vitreous.train.choose import choose_recipe, recipe_for
+from vitreous.train.choose import choose_recipe, fit_to_data, recipe_for
 
 
 def images(count, side=32):
@@ -91,3 +93,41 @@ def test_a_resumed_run_has_its_own_recipe_with_what_is_asked_for_on_top(tmp_path
     assert choose_recipe(None, None, [], tmp_path) == (saved, None, "")
     assert choose_recipe(None, None, ["seed=5"], tmp_path)[0].seed == 5
     assert choose_recipe("digits", None, [], tmp_path)[0].model.dim == 64
+
+
+# --- what the data adds ---
+
+
+@pytest.mark.parametrize(("side", "expected"), [(8, 8), (9, 8), (10, 8), (11, 12), (1, 4)])
+def test_the_image_size_is_rounded_to_whole_patches(side, expected):
+    assert fit_to_data(tiny_recipe(), images(6, side)).model.image_size == (expected, expected)  # patches of 4
+
+
+def test_channels_and_classes_are_the_datas():
+    model = fit_to_data(tiny_recipe(), tiny_set(channels=3, classes=8)).model
+    assert (model.channels, model.num_classes, model.image_size) == (3, 8, (8, 8))
+
+
+def test_what_the_recipe_says_stays():
+    model = fit_to_data(tiny_recipe(model={"image_size": 12, "channels": 3, "num_classes": 3}), tiny_set()).model
+    assert (model.image_size, model.channels, model.num_classes) == ((12, 12), 3, 3)  # gray images become colour
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_classes", 4), ("channels", 2)])
+def test_what_the_data_does_not_have_is_refused(field, value):
+    with pytest.raises(ValueError, match=rf"^model\.{field} is {value} but .*: leave it out$"):
+        fit_to_data(tiny_recipe(model={field: value}), tiny_set())
+
+
+def test_images_of_many_sizes_need_an_image_size(photos):
+    Image.new("L", (20, 10)).save(photos / "ant" / "x.png")
+    with pytest.raises(ValueError, match=r"images are of many sizes: .*, for example model.image_size=64"):
+        fit_to_data(tiny_recipe(), load(photos))
+    assert fit_to_data(tiny_recipe(model={"image_size": 8}), load(photos)).model.image_size == (8, 8)
+
+
+def test_patience_is_refused_where_the_data_has_no_validation_images():
+    recipe = tiny_recipe(patience=2)
+    with pytest.raises(ValueError, match="patience needs a validation split, and there is none: leave patience out"):
+        fit_to_data(recipe, tiny_set())
+    assert fit_to_data(recipe, tiny_set().with_validation(0.25)).patience == 2

@@ -546,13 +546,6 @@ def test_another_number_of_classes_is_refused(trained, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_patience_is_refused_where_the_data_has_no_validation_images(trained):
-    recipe = tiny_recipe(patience=2, data={"val_fraction": 0})
-    with pytest.raises(ValueError, match="patience needs a validation split, and there is none: leave patience out"):
-        trained(recipe, tiny_set())
-    assert trained(recipe, misleading_set()).results["val"]["count"] == 12  # which it brings itself
-
-
 # --- the test images choose nothing ---
 
 
@@ -899,22 +892,6 @@ def test_a_users_model_of_other_classes_is_refused(trained):
     vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=5, dim=16, depth=1, heads=2))
     with pytest.raises(ValueError, match="num_classes is 5 but the data has 3 classes"):
         trained(tiny_recipe(), tiny_set(), model=vit)
-
-
-def test_image_size_is_rounded_to_whole_patches(trained):
-    run = trained(tiny_recipe(epochs=1), tiny_set(side=10))
-    assert run.bundle.model.config.image_size == (8, 8)
-
-
-def test_images_of_many_sizes_need_an_image_size(trained, tmp_path):
-    from PIL import Image
-
-    write_images(tmp_path / "photos", 12)
-    Image.new("L", (20, 10)).save(tmp_path / "photos" / "ant" / "x.png")
-    with pytest.raises(ValueError, match=r"images are of many sizes: .*, for example model.image_size=64"):
-        trained(tiny_recipe(), load(tmp_path / "photos"))
-    run = trained(tiny_recipe(epochs=1, model={"image_size": 8}), load(tmp_path / "photos"))
-    assert run.results["val"]["count"] == 10
 
 
 def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):

@@ -1,4 +1,4 @@
-"""From what the user typed to a recipe and its data."""
+"""From what the user typed to a recipe and its data, and the recipe fitted to them."""
 
 from pathlib import Path
 
@@ -50,3 +50,24 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
         return "photos", [f"epochs={epochs}"]
     patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
+
+
+def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
+    """The recipe with image size, channels and classes of the data, where it names none itself.
+
+    The images' own size is rounded to whole patches. Raises ValueError for images of many sizes where the recipe gives
+    none, and for what the recipe asks for and the data does not have.
+    """
+    size = recipe.model.image_size
+    if "image_size" not in recipe.model.model_fields_set:
+        if data.train.images.shape is None:
+            raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
+        sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
+        size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
+    if recipe.patience is not None and data.val is None:
+        raise ValueError("patience needs a validation split, and there is none: leave patience out")
+    channels = data.train.images.channels
+    asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
+    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other
+        raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
+    return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))

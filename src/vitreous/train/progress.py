@@ -1,20 +1,44 @@
-"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere."""
+"""What a run shows while it trains: a live bar on a terminal, plain lines elsewhere; and its warnings."""
 
+import logging
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitreous.train.folder import LOG
 from vitreous.train.loop import State
+
+log = logging.getLogger("vitreous")
 
 
 def say(console: Console, text: str) -> None:
     """Print a line as it is, however long. A reader that has gone away, as `head` does, ends no run."""
     with suppress(BrokenPipeError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def show_log(folder: Path, console: Console) -> Iterator[None]:
+    """While inside, what is logged is printed, above a live bar, and also goes to `train.log`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    screen = logging.Handler()
+    screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
+    file = logging.FileHandler(folder / LOG, delay=True)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(screen)
+    log.addHandler(file)
+    try:
+        yield
+    finally:
+        log.removeHandler(screen)
+        log.removeHandler(file)
+        file.close()
 
 
 class Display:

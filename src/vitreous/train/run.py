@@ -2,10 +2,8 @@
 
 import json
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,20 +27,13 @@ from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
+from vitreous.train.choose import fit_to_data
 from vitreous.train.engine import Engine
-from vitreous.train.folder import (
-    FIRST_BATCH,
-    LOG,
-    check_same_recipe,
-    claim,
-    environment,
-    flat,
-    free_folder,
-    write_csv,
-)
+from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claim, environment, flat, free_folder, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
-from vitreous.train.progress import Display, say
+from vitreous.train.progress import Display, say, show_log
+from vitreous.train.signals import stop_flag
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
@@ -90,7 +81,7 @@ def fit(
     claim(folder, resume)
     data = data.with_validation(recipe.data.val_fraction, recipe.data.split_seed)
     recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
-    with _log(folder, console):
+    with show_log(folder, console):
         job = Job(recipe, data, model, folder, device)
         job.describe(console)
         if dry_run:
@@ -203,7 +194,7 @@ class Job:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
         with (
             Display(console, self.recipe.epochs, self.steps, self.engine.device) as display,
-            _stop_flag() as stop,
+            stop_flag() as stop,
         ):
 
             def epoch_done(row: dict[str, float]) -> None:
@@ -304,26 +295,6 @@ class Job:
         return results
 
 
-def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
-    """The recipe with image size, channels and classes of the data, where it names none itself.
-
-    The images' own size is rounded to whole patches; images of many sizes need `model.image_size`.
-    """
-    size = recipe.model.image_size
-    if "image_size" not in recipe.model.model_fields_set:
-        if data.train.images.shape is None:
-            raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
-        sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
-        size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
-    if recipe.patience is not None and data.val is None:
-        raise ValueError("patience needs a validation split, and there is none: leave patience out")
-    channels = data.train.images.channels
-    asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
-    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other
-        raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
-    return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))
-
-
 def _draw(plot: str, *args: Any) -> None:
     """Draw a picture; one that fails warns, and never loses a run."""
     try:
@@ -332,46 +303,3 @@ def _draw(plot: str, *args: Any) -> None:
         getattr(plots, plot)(*args)
     except Exception as error:
         log.warning("could not draw %s: %s", args[-1], error)
-
-
-@contextmanager
-def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C or SIGTERM only makes the yielded function true; a second one stops at once."""
-    asked: list[float] = []  # when
-    before = {}
-
-    def ask(number: int, _: Any) -> None:
-        if asked and time.monotonic() - asked[0] > 0.5:
-            raise KeyboardInterrupt
-        if not asked:
-            asked.append(time.monotonic())
-            log.warning("stopping after this step; once more stops at once, without saving")
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
-    except ValueError:  # signals belong to the main thread: elsewhere they stay as they are
-        pass
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _log(folder: Path, console: Console) -> Iterator[None]:
-    """While inside, what is logged is printed, above a live bar, and also goes to `train.log`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    screen = logging.Handler()
-    screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
-    file = logging.FileHandler(folder / LOG, delay=True)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(screen)
-    log.addHandler(file)
-    try:
-        yield
-    finally:
-        log.removeHandler(screen)
-        log.removeHandler(file)
-        file.close()

@@ -1,0 +1,35 @@
+"""Ctrl-C and SIGTERM, while a run trains."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+log = logging.getLogger("vitreous")
+
+
+@contextmanager
+def stop_flag() -> Iterator[Callable[[], bool]]:
+    """While inside, the first Ctrl-C or SIGTERM only makes the yielded function true; a second one stops at once."""
+    asked: list[float] = []  # when
+    before = {}
+
+    def ask(number: int, _: Any) -> None:
+        if asked and time.monotonic() - asked[0] > 0.5:
+            raise KeyboardInterrupt
+        if not asked:
+            asked.append(time.monotonic())
+            log.warning("stopping after this step; once more stops at once, without saving")
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    except ValueError:  # signals belong to the main thread: elsewhere they stay as they are
+        pass
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,52 @@
+"""What Ctrl-C and SIGTERM do to a run; `test_run.py` has the runs that they interrupt."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from vitreous.train.signals import stop_flag
+
+
+def handlers():
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_says_so(number, caplog):
+    before = handlers()
+    with caplog.at_level(logging.WARNING), stop_flag() as stop:
+        assert not stop()
+        os.kill(os.getpid(), number)
+        assert stop()
+    assert [r.message for r in caplog.records] == ["stopping after this step; once more stops at once, without saving"]
+    assert handlers() == before
+
+
+def test_a_second_signal_stops_at_once_and_one_that_arrives_twice_does_not():
+    before = handlers()
+    with stop_flag() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)  # as when a parent passes it on
+        assert stop()
+        time.sleep(0.6)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    assert handlers() == before
+
+
+def test_outside_the_main_thread_signals_stay_as_they_are():
+    before, seen = handlers(), []
+
+    def work():
+        with stop_flag() as stop:
+            seen.append((handlers(), stop()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, False)]
