@@ -68,7 +68,7 @@ def test_shipped_recipes_say_what_they_cost_and_reach(name):
         ("learning_rate: 1", "unknown key 'learning_rate'; did you mean 'optim.learning_rate'?"),
         ("model: {learning_rate: 3}", "unknown key 'model.learning_rate'; did you mean 'optim.learning_rate'?"),
         ("augment: {val_fraction: 3}", "unknown key 'augment.val_fraction'; did you mean 'data.val_fraction'?"),
-        ("qqq: 3", "unknown key 'qqq'; known are epochs, seed, precision, patience, track, model, data"),
+        ("qqq: 3", "unknown key 'qqq'; known are epochs, time_limit, seed, precision, patience, track, model, data"),
         ("epochs: 0", "epochs is 0: input should be greater than 0"),
         ("seed: -1", "seed is -1: input should be greater than or equal to 0"),
         ("optim: {batch_size: many}", "optim.batch_size is 'many': input should be a valid integer, unable to parse"),
@@ -259,3 +259,16 @@ def test_one_epoch_works_with_every_schedule(schedule, count):
     steps = steps_per_epoch(count, recipe.optim.batch_size) * recipe.epochs
     factors = [rate_factor(recipe.optim, step, steps) for step in range(steps)]
     assert steps >= 1 and all(math.isfinite(f) and 0 < f <= 1 for f in factors)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), ("1h1m1s", 3661)]
+)
+def test_a_time_limit_is_a_number_of_seconds_or_has_units(text, seconds):
+    assert read_recipe("digits", [f"time_limit={text}"]).time_limit == seconds
+
+
+@pytest.mark.parametrize("text", ["10 minutes", "m", "10m5h", "-5", "0", "''"])
+def test_another_length_of_time_is_refused(text):
+    with pytest.raises(ValueError, match="time"):
+        read_recipe("digits", [f"time_limit={text}"])

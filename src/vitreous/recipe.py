@@ -1,6 +1,7 @@
 """A recipe: everything that decides a training run, in one strict model that YAML files and `key=value` fill."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,20 @@ from vitreous.model.sizes import size
 RECIPES = Path(__file__).parent / "recipes"
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _seconds(value: Any) -> Any:
+    """`90`, `90s`, `10m`, `1.5h` or `1h30m` as seconds."""
+    if not isinstance(value, str):
+        return value
+    number = r"(\d+(?:\.\d+)?)"
+    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s?)?", value.strip())
+    if parts is None or not any(parts.groups()):
+        raise ValueError(f"'{value}' is no length of time: write it as 90s, 10m or 1h30m")
+    return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if part)
+
+
+Duration = Annotated[PositiveFloat, BeforeValidator(_seconds)]
 
 
 class Section(BaseModel):
@@ -96,6 +111,9 @@ class Recipe(Section):
 
     epochs: PositiveInt = 30
     """Passes over the training images."""
+    time_limit: Duration | None = None
+    """Most time for training and validation, such as 10m or 1h30m: where it does not suffice for all epochs, the
+    schedule is run through within it, by the clock."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the start weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16"] = "auto"

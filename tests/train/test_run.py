@@ -307,6 +307,61 @@ def test_training_accuracy_and_loss_are_means_over_the_images(trained):
     assert float(row["train_top1"]) * 32 == pytest.approx(round(float(row["train_top1"]) * 32), abs=1e-9)
 
 
+# --- it keeps to a time ---
+
+
+class Clock:
+    """A second a training step, and none for anything else."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def tick(self, *_):
+        self.now += 1
+
+
+def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    recipe = tiny_recipe(epochs=1000, time_limit="10s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
+    rates = []
+    monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
+    run = trained(recipe, tiny_set(), on_step=clock.tick)
+    assert rates == pytest.approx([1 - step / 10 for step in range(10)], abs=1e-3)
+    assert (run.results["epochs"], run.results["train_seconds"]) == (3, 10)
+    assert run.results["passes"] == pytest.approx(10 * 8 / 36)
+    assert [row["seconds"] for row in metrics_rows(run.folder)] == ["4.0", "8.0", "10.0"]
+
+
+def test_time_that_is_not_needed_changes_nothing(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    whole, limited = (
+        trained(tiny_recipe(**EVERYTHING, time_limit=limit), tiny_set(), name, on_step=clock.tick)
+        for name, limit in (("whole", None), ("limited", "1h"))
+    )
+    assert equal(weights_of(whole.folder), weights_of(limited.folder))
+
+
+def test_an_interruption_gives_no_extra_time(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    recipe = tiny_recipe(epochs=1000, time_limit=10)
+
+    def stop_in_the_sixth(state, _):
+        clock.tick()
+        if clock.now == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert trained(recipe, tiny_set(), on_step=stop_in_the_sixth).results is None
+    clock.now = 1000.0
+    run = trained(recipe, tiny_set(), resume=True, on_step=clock.tick)
+    assert (run.results["train_seconds"], clock.now) == (10, 1004)
+
+
 # --- it is interrupted ---
 
 
@@ -786,7 +841,8 @@ def test_results_have_their_keys(finished):
     results = json.loads((run.folder / "results.json").read_text())
     assert results == run.results
     assert set(results) >= {
-        "params", "epochs", "precision", "train_seconds", "images_per_second", "best_epoch", "val", "test", "seed",
+        "params", "epochs", "passes", "precision", "train_seconds", "images_per_second", "best_epoch",
+        "val", "test", "seed",
     }  # fmt: skip
     names = {f"{name}_{average}" for name in ("precision", "recall", "f1") for average in ("macro", "micro")}
     for split in ("val", "test"):

@@ -34,6 +34,8 @@ class State:
     loss: float = 0.0
     hits: float = 0.0
     images: int = 0
+    seen: int = 0
+    """Images over the whole run."""
     train_seconds: float = 0.0
     """In training steps, over the whole run."""
     total_seconds: float = 0.0
@@ -120,29 +122,29 @@ def train_loop(
     """
     optim, B = recipe.optim, recipe.optim.batch_size
     steps = steps_per_epoch(len(train), B)
-    seen = min(steps * B, len(train))  # images a pass
+    total = recipe.epochs * steps
     totals = torch.tensor([state.loss, state.hits], dtype=torch.float64, device=engine.device)
     last_save = last_report = time.monotonic()
 
-    while state.epoch < recipe.epochs and not _out_of_patience(state, recipe):
+    while not _over(state, recipe):
         model.train()
-        order = epoch_order(len(train), recipe.seed, state.epoch)[:seen]
+        order = epoch_order(len(train), recipe.seed, state.epoch)[: steps * B]
         draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)
         mine = order[state.step * B :][engine.rank :: engine.processes]
         started = time.monotonic()
 
         for rows, images, labels in train.epoch(mine):
             done = state.epoch * steps + state.step
-            images, targets = augment_batch(
-                images, labels, draws[rows], recipe, preprocess, state.epoch, done / (recipe.epochs * steps)
-            )
+            spent = state.total_seconds + time.monotonic() - started
+            progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
+            images, targets = augment_batch(images, labels, draws[rows], recipe, preprocess, state.epoch, progress)
             images = preprocess.normalise(images)
 
             sums = forward_backward(model, images, targets, recipe, precision, engine)
             totals += sums
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
-            set_rates(optimizers, rate_factor(optim, done, recipe.epochs * steps))
+            set_rates(optimizers, rate_factor(optim, progress * total, total))
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -151,10 +153,12 @@ def train_loop(
 
             state.step += 1
             state.images += len(images) * engine.processes
+            state.seen += len(images) * engine.processes
             hooks.on_step(state, sums[0] / len(images))
             now, stop = time.monotonic(), hooks.stop_requested()
-            save = (stop or now - last_save > CHECKPOINT_SECONDS) and state.step < steps
-            if save or state.step == steps or now - last_report > 0.5:  # reading the loss waits for the device
+            last = state.step == steps or _out_of_time(state.total_seconds + now - started, recipe)
+            save = (stop or now - last_save > CHECKPOINT_SECONDS) and not last
+            if save or last or now - last_report > 0.5:  # reading the loss waits for the device
                 last_report = now
                 loss, top1 = (totals / (state.images / engine.processes)).tolist()
                 _check_finite(loss, state)
@@ -165,6 +169,8 @@ def train_loop(
                 hooks.save()
                 if stop:
                     return False
+            if last:
+                break
 
         trained, _ = engine.sum(totals) / state.images, _add_time(state, started)
         started = time.monotonic()
@@ -184,7 +190,7 @@ def train_loop(
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
                 hooks.keep(judged)
         state.total_seconds += time.monotonic() - started
-        row["images_per_second"] = (state.epoch + 1) * seen / state.train_seconds
+        row["images_per_second"] = state.seen / state.train_seconds
         row["seconds"] = state.total_seconds
         state.history.append(row)
         state.epoch, state.step, state.images = state.epoch + 1, 0, 0
@@ -192,7 +198,7 @@ def train_loop(
         state.loss = state.hits = 0.0
         hooks.on_epoch(row)
 
-        stop, over = hooks.stop_requested(), state.epoch == recipe.epochs or _out_of_patience(state, recipe)
+        stop, over = hooks.stop_requested(), _over(state, recipe)
         if stop or over or time.monotonic() - last_save > CHECKPOINT_SECONDS:
             last_save = time.monotonic()
             hooks.save()
@@ -231,8 +237,13 @@ def _check_finite(loss: float, state: State) -> None:
         )
 
 
-def _out_of_patience(state: State, recipe: Recipe) -> bool:
-    return recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
+def _over(state: State, recipe: Recipe) -> bool:
+    out_of_patience = recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
+    return state.epoch == recipe.epochs or out_of_patience or _out_of_time(state.total_seconds, recipe)
+
+
+def _out_of_time(seconds: float, recipe: Recipe) -> bool:
+    return recipe.time_limit is not None and seconds >= recipe.time_limit
 
 
 def _add_time(state: State, started: float) -> float:

@@ -45,8 +45,8 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
     return optimizers
 
 
-def rate_factor(options: OptimOptions, step: int, steps: int) -> float:
-    """The rate of step `step` (from 0) of `steps`, as a share of its peak."""
+def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
+    """The rate of step `step` (from 0) of `steps`, as a share of its peak. By the clock, a step can be a fraction."""
     if options.schedule == "onecycle":  # Smith and Topin 2018, with the constants of torch's OneCycleLR
         rise = 0.3 * steps - 1
         if step <= rise:
@@ -55,7 +55,7 @@ def rate_factor(options: OptimOptions, step: int, steps: int) -> float:
     warmup = round(options.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    done = (step - warmup) / max(steps - 1 - warmup, 1)
+    done = min((step - warmup) / max(steps - 1 - warmup, 1), 1.0)
     if options.schedule == "cosine":
         return _cosine(1.0, options.final_rate, done)
     if options.schedule == "linear":

@@ -179,10 +179,13 @@ class Job:
         step = float(np.median(np.diff(times)))
         say(console, self.recipe.dump())
         say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
+        epochs, limit = self.recipe.epochs, self.recipe.time_limit
+        if limit is not None and limit < step * self.steps * epochs:
+            epochs = round(limit / (step * self.steps), 1)
         say(
             console,
-            f"about {step * self.steps * self.recipe.epochs:,.0f} s for {self.recipe.epochs} epochs of {self.steps} "
-            f"steps; first augmented batch: {self.folder / FIRST_BATCH}",
+            f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps; "
+            f"first augmented batch: {self.folder / FIRST_BATCH}",
         )
 
     def train(
@@ -283,6 +286,7 @@ class Job:
         results = {
             "params": self.parameters,
             "epochs": state.epoch,
+            "passes": state.seen / len(self.train_batches),
             "best_epoch": state.best_epoch,
             "seed": self.recipe.seed,
             "precision": self.precision,
