@@ -412,6 +412,26 @@ def test_importing_the_package_costs_nothing():
     assert out == "set()\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "loaded", "kept_out"),
+    [
+        ("predict run photos/test/ant/000.png", "vitreous.prediction", {"rich", "vitreous.train", "vitreous.recipe"}),
+        ("summary S/16", "vitreous.model.summary", {"vitreous.train.run", "vitreous.train.loop"}),
+        ("recipes", "vitreous.recipe", {"rich", "vitreous.train"}),
+    ],
+)
+def test_commands_load_only_what_they_use(work, command, loaded, kept_out):
+    """What a command imports decides how long its first answer takes."""
+    heavy = {"accelerate", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "huggingface_hub", "psutil"}
+    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {START}"
+    process = subprocess.run(
+        [sys.executable, "-c", code, *command.split()], cwd=work, capture_output=True, text=True, timeout=120
+    )
+    modules = set(process.stderr.splitlines()[-1].split())
+    assert process.returncode == 0 and process.stdout and loaded in modules
+    assert not modules & (heavy | kept_out)
+
+
 def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):
     code, out, _ = vitreous("recipes")
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == recipe_names()

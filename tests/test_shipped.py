@@ -1,0 +1,234 @@
+"""The models that a checkout ships: each loads, its card is made of its files, and it still is as good as they say.
+
+What the real ones must stand, a tiny one stands too, so that these tests test something where none is shipped yet.
+"""
+
+import io
+import json
+import os
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny import CLASSES, equal, tiny_recipe, weights_of, write_images
+
+from vitreous import Bundle, evaluate, predict
+from vitreous.cli import main
+from vitreous.data.sources import load
+from vitreous.train import run as run_module
+from vitreous.train.choose import choose_recipe
+from vitreous.train.run import fit
+from vitreous.weights import bundle as bundle_module
+
+SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "ship.py"))
+ship, card = SCRIPT["ship"], SCRIPT["card"]
+REAL, TINY = ("cifar10", "cifar100", "mnist"), "tiny"
+SAMPLE = 400  # test images
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder with data/mnist, which are stripes; a run on them; and models/mnist, made of the run."""
+    root = tmp_path_factory.mktemp("tiny")
+    write_images(root / "data" / "mnist" / "train", 16)
+    write_images(root / "data" / "mnist" / "test", 8, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITREOUS_DATA", str(root / "data"))
+        patch.setenv("VITREOUS_CACHE", str(root / "cache"))
+        patch.setattr(run_module, "_draw", lambda *_: None)  # which takes longer than the run
+        recipe = tiny_recipe(
+            epochs=12,
+            model={"patch_embedding": "conv_stem", "stem_channels": (4,)},
+            data={"source": "mnist"},
+            augment={"shift": 1},
+            optim={"learning_rate": 0.01},
+        )
+        run = fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+        assert run.results["test"]["top1"] == 1  # far from any tie that rounding could break
+        ship(root / "run", "mnist", models=root / "models", device="cpu")
+    return root
+
+
+@pytest.fixture
+def at_home(tiny, monkeypatch):
+    """The tiny model is what is shipped, and its data what is kept."""
+    monkeypatch.setattr(bundle_module, "SHIPPED", tiny / "models")
+    monkeypatch.setenv("VITREOUS_DATA", str(tiny / "data"))
+    return tiny
+
+
+@pytest.fixture(params=[TINY, *REAL])
+def folder(request):
+    """Each shipped folder."""
+    if request.param == TINY:
+        return request.getfixturevalue("at_home") / "models" / "mnist"
+    folder = bundle_module.SHIPPED / request.param
+    if not folder.exists():
+        pytest.skip(f"models/{request.param} is not shipped yet")
+    return folder
+
+
+def read(file):
+    return json.loads(file.read_text())
+
+
+# --- what every shipped model stands ---
+
+
+def test_nothing_else_is_shipped():
+    found = {path.name for path in bundle_module.SHIPPED.glob("*")}
+    assert found <= set(REAL), f"models/ holds {found - set(REAL)}"
+
+
+def test_it_loads_and_is_small(folder):
+    bundle, stored = Bundle.load(folder), load_file(folder / "model.safetensors")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
+    assert {value.dtype for value in stored.values() if value.is_floating_point()} == {torch.float16}
+    assert all(value.isfinite().all() for value in stored.values())
+    results = read(folder / "results.json")
+    assert results["params"] == sum(value.numel() for value in bundle.model.parameters())
+    assert read(folder / "data.json")["classes"] == list(bundle.class_names)
+
+
+def test_its_card_is_made_of_its_files(folder):
+    text, results = (folder / "README.md").read_text(), read(folder / "results.json")
+    assert text == card(folder)
+    assert f"Test top-1: **{results['float16']['top1']:.2%}**." in text
+    assert f"| top-1 | {results['test']['top1']:.2%} | {results['float16']['top1']:.2%} |" in text
+    assert f"{results['train_seconds']:,.0f} s on " in text
+    assert "/tmp" not in text and "None" not in text and "nan" not in text
+
+
+def test_rounding_to_float16_cost_nothing(folder):
+    results = read(folder / "results.json")
+    assert abs(results["test"]["top1"] - results["float16"]["top1"]) < 0.001 + 1e-9
+    assert results["test"]["count"] == results["float16"]["count"]
+
+
+def test_it_answers_by_its_name(folder, tmp_path):
+    Image.effect_noise((60, 40), 80).save(tmp_path / "photo.jpg")
+    (answer,) = predict(folder.name, tmp_path / "photo.jpg", top=200, device="cpu")
+    assert set(answer.classes) == set(Bundle.load(folder).class_names)
+    assert sum(answer.probabilities) == pytest.approx(1, abs=1e-4)
+
+
+def test_it_still_scores_what_it_says(folder):
+    """Within four standard errors of a share of so few images: by chance less than one sample in 10,000 is further."""
+    kept = os.environ.get("VITREOUS_DATA")
+    if not kept or not Path(kept, folder.name).is_dir():
+        pytest.skip(f"no $VITREOUS_DATA/{folder.name} to judge it on")
+    data, says = load(folder.name), read(folder / "results.json")["float16"]["top1"]
+    rows = np.unique(np.linspace(0, len(data.test) - 1, SAMPLE).astype(int))
+    found = evaluate(folder.name, replace(data, test=data.test.take(rows)), device="cpu")
+    assert found["count"] == len(rows)
+    assert abs(found["top1"] - says) <= 4 * (says * (1 - says) / len(rows)) ** 0.5
+
+
+# --- shipping one ---
+
+
+def test_what_is_shipped_is_the_run_in_float16(tiny):
+    before, after = weights_of(tiny / "run"), load_file(tiny / "models" / "mnist" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(after[name], value.half() if value.is_floating_point() else value), name
+    counts = {name: value for name, value in after.items() if not value.is_floating_point()}
+    assert {name.rpartition(".")[2] for name in counts} == {"num_batches_tracked"}
+    assert all(value.dtype == torch.int64 and value > 0 for value in counts.values())
+    assert any(name.endswith("running_var") for name in after)
+
+
+def test_nothing_of_the_machine_is_shipped(tiny):
+    folder = tiny / "models" / "mnist"
+    assert {file.name for file in folder.iterdir()} == {
+        "README.md", "config.json", "data.json", "environment.json", "model.safetensors", "recipe.yaml", "results.json",
+    }  # fmt: skip
+    assert not any(str(tiny).encode() in file.read_bytes() for file in folder.iterdir())
+    assert "command" not in read(folder / "environment.json")
+
+
+def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Image.effect_noise((8, 8), 80).save("photo.jpg")
+    for command in ("predict mnist photo.jpg", "evaluate mnist mnist --out figures"):
+        monkeypatch.setattr(sys, "argv", ["vitreous", *command.split(), "--device", "cpu"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+    out = capsys.readouterr().out
+    assert out.startswith("photo.jpg: ") and all(name in out for name in CLASSES)
+    assert read(Path("figures/results.json"))["test"] == read(at_home / "models/mnist/results.json")["float16"]
+
+
+def test_the_cards_command_trains_the_model_again(at_home, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    command = "vitreous train --recipe models/mnist/recipe.yaml"
+    assert command in (at_home / "models" / "mnist" / "README.md").read_text()
+    recipe, _, _ = choose_recipe(None, str(at_home / "models" / "mnist" / "recipe.yaml"), [])
+    again = fit(recipe, out=tmp_path / "again", device="cpu", console=Console(file=io.StringIO()))
+    assert equal(weights_of(again.folder), weights_of(at_home / "run"))
+
+
+@pytest.fixture
+def run(at_home, tmp_path):
+    """The small files and the model of the run, to be changed, and a way to ship it that must fail."""
+    for name in ("recipe.yaml", "data.json", "environment.json", "results.json", "model/config.json"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_bytes((at_home / "run" / name).read_bytes())
+    Bundle.load(at_home / "run" / "model").save(tmp_path / "run" / "model")
+    return tmp_path / "run"
+
+
+def refused(run):
+    with pytest.raises(ValueError) as caught:
+        ship(run, "mnist", models=run.parent / "models", device="cpu")
+    assert not (run.parent / "models").exists()
+    return str(caught.value)
+
+
+def change(file, old, new):
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_another_top1_in_float16_is_refused(run):
+    results = read(run / "results.json")
+    results["test"]["top1"] = 0.9985
+    (run / "results.json").write_text(json.dumps(results))
+    assert refused(run).startswith("test top-1 is 99.85% in the run and 100.00% in float16, and may differ by 0.10%: ")
+    results["test"]["top1"] = 0.999
+    (run / "results.json").write_text(json.dumps(results))
+    assert ship(run, "mnist", models=run.parent / "models", device="cpu").is_dir()
+
+
+def test_weights_beyond_float16_are_refused(run):
+    bundle = Bundle.load(run / "model")
+    with torch.no_grad():
+        bundle.model.head.weight.mul_(1e6)
+    bundle.save(run / "model")
+    assert "in float16, and may differ" in refused(run)
+
+
+def test_too_large_a_model_is_refused(run, monkeypatch):
+    monkeypatch.setitem(ship.__globals__, "LARGEST", 1000)
+    assert "bytes of float16 weights: at most 1,000 are shipped" in refused(run)
+
+
+def test_a_run_without_the_figures_is_refused(run):
+    results = read(run / "results.json")
+    (run / "results.json").write_text(json.dumps(results | {"test": None}))
+    assert refused(run).endswith("has no test figures: train on data with test images")
+    (run / "results.json").unlink()
+    assert refused(run).endswith("is no finished run: train it to the end")
+
+
+def test_a_run_on_a_folder_of_ones_own_is_refused(run):
+    change(run / "recipe.yaml", "source: mnist", "source: photos")
+    assert refused(run).endswith("was trained on photos: only models of digits, mnist, cifar10, cifar100 are shipped")
