@@ -134,6 +134,16 @@ def test_it_still_scores_what_it_says(folder):
 # --- shipping one ---
 
 
+@pytest.fixture
+def run(at_home, tmp_path):
+    """What shipping reads of the run, to be changed."""
+    for name in ("recipe.yaml", "data.json", "environment.json", "results.json", "model/config.json"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_bytes((at_home / "run" / name).read_bytes())
+    Bundle.load(at_home / "run" / "model").save(tmp_path / "run" / "model")
+    return tmp_path / "run"
+
+
 def test_what_is_shipped_is_the_run_in_float16(tiny):
     before, after = weights_of(tiny / "run"), load_file(tiny / "models" / "mnist" / "model.safetensors")
     assert before.keys() == after.keys()
@@ -152,6 +162,16 @@ def test_nothing_of_the_machine_is_shipped(tiny):
     }  # fmt: skip
     assert not any(str(tiny).encode() in file.read_bytes() for file in folder.iterdir())
     assert "command" not in read(folder / "environment.json")
+
+
+def test_a_card_says_how_the_weights_were_chosen(run):
+    folder = ship(run, "mnist", models=run.parent / "models", device="cpu")
+    best = read(folder / "results.json")["best_epoch"]
+    assert f"The weights are those of epoch {best} of 12, chosen by 12 validation images (top-1 100.00%)." in card(
+        folder
+    )
+    (folder / "results.json").write_text(json.dumps(read(folder / "results.json") | {"val": None}))
+    assert "There were no validation images: the weights are those after the last of 12 epochs." in card(folder)
 
 
 def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeypatch, capsys):
@@ -174,16 +194,6 @@ def test_the_cards_command_trains_the_model_again(at_home, tmp_path, monkeypatch
     recipe, _, _ = choose_recipe(None, str(at_home / "models" / "mnist" / "recipe.yaml"), [])
     again = fit(recipe, out=tmp_path / "again", device="cpu", console=Console(file=io.StringIO()))
     assert equal(weights_of(again.folder), weights_of(at_home / "run"))
-
-
-@pytest.fixture
-def run(at_home, tmp_path):
-    """The small files and the model of the run, to be changed, and a way to ship it that must fail."""
-    for name in ("recipe.yaml", "data.json", "environment.json", "results.json", "model/config.json"):
-        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "run" / name).write_bytes((at_home / "run" / name).read_bytes())
-    Bundle.load(at_home / "run" / "model").save(tmp_path / "run" / "model")
-    return tmp_path / "run"
 
 
 def refused(run):
