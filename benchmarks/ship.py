@@ -139,7 +139,7 @@ Another draw of as many test images would move top-1 by about {100 * standard_er
 
 ## Trained
 
-`recipe.yaml` beside this card has every setting; this trains the model again:
+`recipe.yaml` beside this card has every setting; this trains such a model again:
 
 ```sh
 vitreous train --recipe models/{name}/recipe.yaml
@@ -148,7 +148,7 @@ vitreous train --recipe models/{name}/recipe.yaml
 {settings(recipe)}
 
 {results["train_seconds"]:,.0f} s on {hardware(environment)}, in {results["precision"]}:
-{results["images_per_second"]:,.0f} images/s in the last epoch.
+{results["images_per_second"]:,.0f} images/s over all training steps.
 Python {environment["python"]}, torch {versions["torch"]}, vitreous {versions["vitreous"]}.
 
 ## Data
@@ -181,7 +181,8 @@ def figures(results: dict[str, Any]) -> str:
 
 def settings(recipe: Recipe) -> str:
     """The sections of a recipe that say how the weights were found, as a list."""
-    lines = [f"- epochs: {recipe.epochs}"]
+    within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
+    lines = [f"- epochs: {recipe.epochs}{within}"]
     for name, section in (("optim", recipe.optim), ("augment", recipe.augment)):
         chosen = section.model_dump(mode="json", exclude_defaults=True)
         lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in chosen.items()) or "as by default"))

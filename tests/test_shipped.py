@@ -144,6 +144,11 @@ def run(at_home, tmp_path):
     return tmp_path / "run"
 
 
+def change(file, old, new):
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
 def test_what_is_shipped_is_the_run_in_float16(tiny):
     before, after = weights_of(tiny / "run"), load_file(tiny / "models" / "mnist" / "model.safetensors")
     assert before.keys() == after.keys()
@@ -167,11 +172,12 @@ def test_nothing_of_the_machine_is_shipped(tiny):
 def test_a_card_says_how_the_weights_were_chosen(run):
     folder = ship(run, "mnist", models=run.parent / "models", device="cpu")
     best = read(folder / "results.json")["best_epoch"]
-    assert f"The weights are those of epoch {best} of 12, chosen by 12 validation images (top-1 100.00%)." in card(
-        folder
-    )
+    text = f"The weights are those of epoch {best} of 12, chosen by 12 validation images (top-1 100.00%)."
+    assert text in card(folder) and "- epochs: 12\n" in card(folder)
     (folder / "results.json").write_text(json.dumps(read(folder / "results.json") | {"val": None}))
     assert "There were no validation images: the weights are those after the last of 12 epochs." in card(folder)
+    change(folder / "recipe.yaml", "time_limit: null", "time_limit: 90")
+    assert "- epochs: 12, or what 90 s suffice for\n" in card(folder)
 
 
 def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeypatch, capsys):
@@ -201,11 +207,6 @@ def refused(run):
         ship(run, "mnist", models=run.parent / "models", device="cpu")
     assert not (run.parent / "models").exists()
     return str(caught.value)
-
-
-def change(file, old, new):
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new))
 
 
 def test_another_top1_in_float16_is_refused(run):
