@@ -1,5 +1,6 @@
 """The command line. Every import that costs time stands inside the command that needs it, so `--help` is instant."""
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -54,8 +55,9 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    """End with one line and exit code 2."""
-    print(f"vitreous: {' '.join(message.split())}", file=sys.stderr)
+    """End with one line and exit code 2; where several processes run, all but the main one say which they are."""
+    rank = os.environ.get("RANK", "0")
+    print(f"vitreous{'' if rank == '0' else f', process {rank}'}: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -97,13 +99,16 @@ def train(
     from rich.console import Console
 
     from vitreous.train.choose import choose_recipe
+    from vitreous.train.engine import is_main
     from vitreous.train.folder import claim
     from vitreous.train.progress import say
     from vitreous.train.run import fit
 
     if resume:
         claim(out, resume=True)
-    console = Console()
+    console = Console(quiet=not is_main())
+    if not is_main():
+        logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
     if reason:
         say(console, reason)

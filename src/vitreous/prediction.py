@@ -38,9 +38,11 @@ def forward(model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess,
         yield logits.float().cpu()
 
 
-def split_logits(model: nn.Module, batches: Batches, preprocess: Preprocess, precision: str) -> Tensor:
-    """Logits of a whole split in its own order: (N, K)."""
-    order = torch.arange(len(batches))
+def split_logits(
+    model: nn.Module, batches: Batches, preprocess: Preprocess, precision: str, order: Tensor | None = None
+) -> Tensor:
+    """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K)."""
+    order = torch.arange(len(batches)) if order is None else order
     return torch.cat(list(forward(model, (b.images for b in batches.epoch(order)), preprocess, precision)))
 
 

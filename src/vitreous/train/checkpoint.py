@@ -8,19 +8,30 @@ import torch
 from vitreous.files import replace_file
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain values, with the state of the random generators."""
-    content = content | {"random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}}
+def random_state() -> dict[str, Any]:
+    """Of torch's generators in this process."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+
+def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Any]] | None = None) -> None:
+    """Write tensors and plain values. random: `random_state` of each process, unless given of this one alone."""
+    content = content | {"random": random or [random_state()]}
     replace_file(path, lambda part: torch.save(content, part))
 
 
-def load_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote and put the random generators back. Raises ValueError for a damaged file."""
+def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote and put the random generators of process `rank` back.
+
+    A process more than there were keeps its own. Raises ValueError for a damaged file.
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-        random = content.pop("random")
+        states = list(content.pop("random"))
     except Exception as error:  # torch.load raises a different type for each way in which a file can be broken
         raise ValueError(f"{path} is damaged ({type(error).__name__}): remove it to start the run again") from error
+    if rank >= len(states):
+        return content
+    random = states[rank]
     torch.set_rng_state(random["cpu"])
     if device.type == "cuda" and len(random["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(random["cuda"])

@@ -1,41 +1,59 @@
 """The only file that knows accelerate: devices, processes, backward, trackers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
 
+PATIENCE = timedelta(hours=12)  # that processes have for each other, as while one decodes the images for all
+
+T = TypeVar("T")
+
+
+def is_main() -> bool:
+    """Whether this is the process that prints and writes, as the launcher says before anything has started."""
+    return os.environ.get("RANK", "0") == "0"
+
 
 class Engine:
-    """The processes of a run, seen from one of them. Started alone or by `accelerate launch`."""
+    """The processes of a run, seen from one of them. Started alone, or by `accelerate launch` or `torchrun`.
 
-    def __init__(self, device: str = "auto", *, track: tuple[str, ...] = (), folder: Path | None = None):
+    They compute with each other on `device`. What they agree upon goes through a group of its own on the host, so
+    that it does not wait for the device.
+    """
+
+    def __init__(self, device: str = "auto", *, track: tuple[str, ...] = ()):
         for name in track:  # accelerate leaves out in silence what is not installed
             if find_spec(name) is None:
                 raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
-        if "WORLD_SIZE" not in os.environ:  # accelerate keeps the device of the first run of a process
+        trackers = {"log_with": list(track) or None, "project_dir": "."}  # `start_trackers` knows the folder
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
-                self._accelerator = Accelerator(log_with=list(track) or None, project_dir=folder)
+                self._accelerator = Accelerator(**trackers)
         else:
-            self._accelerator = Accelerator(cpu=device == "cpu", log_with=list(track) or None, project_dir=folder)
+            self._accelerator = Accelerator(cpu=_shared_device(device) == "cpu", **trackers)
+            self._hosts = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self.device: torch.device = self._accelerator.device
         self.processes: int = self._accelerator.num_processes
         self.rank: int = self._accelerator.process_index
         self.main: bool = self._accelerator.is_main_process
         self._tracked = bool(track)
-        self._folder = folder
 
     def prepare(self, model: nn.Module, optimizers: list) -> tuple[nn.Module, list]:
-        """Place and wrap the model and its optimisers."""
+        """Place and wrap the model and its optimisers. On GPUs, BatchNorm sees the batches of all processes."""
+        if self.processes > 1 and self.device.type == "cuda":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model, *optimizers = self._accelerator.prepare(model, *optimizers)
         return model, optimizers
 
@@ -59,14 +77,70 @@ class Engine:
         """Sum over processes."""
         return self._accelerator.reduce(values, "sum")
 
+    def gather(self, values: Tensor) -> Tensor:
+        """Rows (n, ...) of each process, on the host -> rows of all, in the processes' order."""
+        return self._accelerator.gather(values.to(self.device)).cpu() if self.processes > 1 else values
+
+    def copy_buffers(self, model: nn.Module) -> None:
+        """Give all processes the main one's buffers: without SyncBatchNorm, running statistics differ among them."""
+        if self.processes > 1:
+            for buffer in model.buffers():
+                distributed.broadcast(buffer, src=0)
+
+    def max(self, *values: float) -> list[float]:
+        """The largest that any process has, for each of these: what all go by, as each has its own clock and signals."""
+        if self.processes == 1:
+            return list(values)
+        largest = torch.tensor(values, dtype=torch.float64)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self._hosts)
+        return largest.tolist()
+
+    def from_main(self, ask: Callable[[], T]) -> T:
+        """What `ask` returns in the main process, the only one to call it. All raise its ValueError."""
+        if self.processes == 1:
+            return ask()
+        answer: Any = None
+        if self.main:
+            try:
+                answer = ask()
+            except ValueError as error:
+                answer = error
+        box = [answer]
+        distributed.broadcast_object_list(box, src=0, group=self._hosts)
+        if isinstance(box[0], ValueError):
+            raise box[0]
+        return box[0]
+
+    def from_all(self, value: T) -> list[T]:
+        """Every process's value, in their order."""
+        values: list[Any] = [value] * self.processes
+        if self.processes > 1:
+            distributed.all_gather_object(values, value, group=self._hosts)
+        return values
+
     def wait(self) -> None:
         """Until all processes are here."""
-        self._accelerator.wait_for_everyone()
+        if self.processes > 1:
+            distributed.barrier(self._hosts)
 
-    def start_trackers(self, name: str, config: dict[str, str | int | float | bool]) -> None:
+    @contextmanager
+    def first_on_machine(self) -> Iterator[None]:
+        """One process of each machine goes through alone, before the others: what it keeps on disk serves them."""
+        first = self._accelerator.is_local_main_process
+        if not first:
+            self.wait()
+        try:
+            yield
+        finally:
+            if first:
+                self.wait()
+
+    def start_trackers(self, folder: Path, config: dict[str, str | int | float | bool]) -> None:
         if self._tracked:
+            self._accelerator.project_configuration.logging_dir = str(folder)
+            wandb = {"name": folder.name, "dir": str(folder)}
             try:
-                self._accelerator.init_trackers("vitreous", config, {"wandb": {"name": name, "dir": str(self._folder)}})
+                self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
             except Exception as error:  # each tracker has errors of its own
                 raise ValueError(f"cannot start the tracker: {str(error).splitlines()[0]}; leave track out") from error
 
@@ -75,8 +149,21 @@ class Engine:
             self._accelerator.log(values, step)
 
     def finish(self) -> None:
-        if self._tracked:
-            self._accelerator.end_training()
+        """Close the trackers."""
+        for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
+            tracker.finish()
+
+
+def _shared_device(name: str) -> str:
+    """`cpu` or `cuda`: where several processes compute. Raises ValueError where they cannot."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device '{name}' is not for several processes: use cpu or cuda, of which each takes its own")
+    device, processes = pick_device(name).type, int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device == "cuda" and processes > torch.cuda.device_count():
+        raise ValueError(
+            f"{processes} processes for {torch.cuda.device_count()} GPUs: start one for each, or use --device cpu"
+        )
+    return "cuda" if device == "cuda" else "cpu"
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
     replace_file(path, write)
 
 
-def environment(device: torch.device, precision: str) -> dict[str, Any]:
+def environment(device: torch.device, precision: str, processes: int) -> dict[str, Any]:
     """Versions, hardware and the command: what someone needs to know to get the same figures."""
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -81,6 +81,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": precision,
+        "processes": processes,
     }
 
 

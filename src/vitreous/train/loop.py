@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class State:
     epoch: int = 0
     """Passes completed."""
     step: int = 0
-    """Steps done of the pass under way, with their `loss` (sum over images), `hits` and `images`."""
+    """Steps done of the pass under way, with their `loss` (sum over images), `hits` and `images`, of all processes."""
     loss: float = 0.0
     hits: float = 0.0
     images: int = 0
@@ -60,13 +61,13 @@ class Hooks:
     """What the loop calls; each does nothing unless given."""
 
     on_step: Callable[[State, Tensor], None] = lambda state, loss: None
-    """After each step: the state and the batch's loss, still on the device."""
+    """After each step: the state and the batch's loss, of this process's share and still on the device."""
     report: Callable[[State, float, float], None] = lambda state, loss, top1: None
     """After a step, at most twice a second: the state, and the mean loss and top-1 of the pass so far."""
     on_epoch: Callable[[dict[str, float]], None] = lambda row: None
     """After each pass: its row of `metrics.csv`."""
     save: Callable[[], None] = lambda: None
-    """Write a checkpoint."""
+    """Write a checkpoint. Called by all processes after the same step, as are `keep` and `on_epoch`."""
     keep: Callable[[nn.Module], None] = lambda model: None
     """Keep these weights as the run's model."""
     stop_requested: Callable[[], bool] = lambda: False
@@ -119,11 +120,15 @@ def train_loop(
 
     Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
     generator. Raises FloatingPointError, naming the step, when the loss stops being a number.
+
+    Processes deal the images of each batch out among them. All that decides how they go on they agree upon, for
+    each has its own clock and its own signals.
     """
     optim, B = recipe.optim, recipe.optim.batch_size
     steps = steps_per_epoch(len(train), B)
-    total = recipe.epochs * steps
-    totals = torch.tensor([state.loss, state.hits], dtype=torch.float64, device=engine.device)
+    total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images a step
+    so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
+    totals = torch.tensor(so_far, dtype=torch.float64, device=engine.device)  # of this process
     last_save = last_report = time.monotonic()
 
     while not _over(state, recipe):
@@ -131,16 +136,15 @@ def train_loop(
         order = epoch_order(len(train), recipe.seed, state.epoch)[: steps * B]
         draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)
         mine = order[state.step * B :][engine.rank :: engine.processes]
-        started = time.monotonic()
+        started, spent = time.monotonic(), state.total_seconds
 
         for rows, images, labels in train.epoch(mine):
             done = state.epoch * steps + state.step
-            spent = state.total_seconds + time.monotonic() - started
             progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
             images, targets = augment_batch(images, labels, draws[rows], recipe, preprocess, state.epoch, progress)
             images = preprocess.normalise(images)
 
-            sums = forward_backward(model, images, targets, recipe, precision, engine)
+            sums = forward_backward(model, images, targets, size, recipe, precision, engine)
             totals += sums
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
@@ -152,20 +156,23 @@ def train_loop(
                 average.update(engine.unwrap(model), done)
 
             state.step += 1
-            state.images += len(images) * engine.processes
-            state.seen += len(images) * engine.processes
+            state.images += size
+            state.seen += size
             hooks.on_step(state, sums[0] / len(images))
-            now, stop = time.monotonic(), hooks.stop_requested()
-            last = state.step == steps or _out_of_time(state.total_seconds + now - started, recipe)
-            save = (stop or now - last_save > CHECKPOINT_SECONDS) and not last
-            if save or last or now - last_report > 0.5:  # reading the loss waits for the device
-                last_report = now
-                loss, top1 = (totals / (state.images / engine.processes)).tolist()
+            now = time.monotonic()
+            stop, unsaved, unsaid, spent = engine.max(
+                hooks.stop_requested(), now - last_save, now - last_report, state.total_seconds + now - started
+            )
+            last = state.step == steps or _out_of_time(spent, recipe)
+            save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
+            if save or last or unsaid > 0.5:  # reading the loss waits for the device
+                last_report, whole = now, engine.sum(totals)
+                loss, top1 = (whole / state.images).tolist()
                 _check_finite(loss, state)
                 hooks.report(state, loss, top1)
             if save:
                 last_save, started = now, _add_time(state, started)
-                state.loss, state.hits = totals.tolist()
+                state.loss, state.hits = whole.tolist()
                 hooks.save()
                 if stop:
                     return False
@@ -182,14 +189,13 @@ def train_loop(
         }
         judged = engine.unwrap(model) if average is None else average.module
         if val is not None:
-            logits = split_logits(judged, val, preprocess, precision)
-            row["val_loss"] = F.cross_entropy(logits, val.labels).item()
+            logits = shared_logits(judged, val, preprocess, precision, engine)
+            row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))
             _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
-            row["val_top1"] = (logits.argmax(dim=1) == val.labels).double().mean().item()
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
                 hooks.keep(judged)
-        state.total_seconds += time.monotonic() - started
+        (state.total_seconds,) = engine.max(state.total_seconds + time.monotonic() - started)
         row["images_per_second"] = state.seen / state.train_seconds
         row["seconds"] = state.total_seconds
         state.history.append(row)
@@ -198,8 +204,9 @@ def train_loop(
         state.loss = state.hits = 0.0
         hooks.on_epoch(row)
 
-        stop, over = hooks.stop_requested(), _over(state, recipe)
-        if stop or over or time.monotonic() - last_save > CHECKPOINT_SECONDS:
+        stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
+        over = _over(state, recipe)
+        if stop or over or unsaved > CHECKPOINT_SECONDS:
             last_save = time.monotonic()
             hooks.save()
         if stop and not over:
@@ -212,9 +219,12 @@ def train_loop(
 
 
 def forward_backward(
-    model: nn.Module, images: Tensor, targets: Tensor, recipe: Recipe, precision: str, engine: Engine
+    model: nn.Module, images: Tensor, targets: Tensor, size: int, recipe: Recipe, precision: str, engine: Engine
 ) -> Tensor:
-    """Add a batch's gradients, part by part. Returns (2,): the sum of the loss over its images, and of hits."""
+    """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
+
+    size: images in the batch, of all processes. Returns (2,): the sum of the loss over these images, and of hits.
+    """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
     sums = torch.zeros(2, dtype=torch.float64, device=images.device)
     for i, (part, target) in enumerate(parts):
@@ -222,11 +232,24 @@ def forward_backward(
             with autocast(images.device, precision):
                 logits = model(part).float()  # (B, K)
             loss = F.cross_entropy(logits, target, label_smoothing=recipe.optim.label_smoothing)
-            engine.backward(loss * len(part) / len(images))
+            engine.backward(loss * (len(part) * engine.processes / size))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         hits = (logits.detach().argmax(dim=1) == labels).sum()
         sums += torch.stack([loss.detach().double() * len(part), hits.double()])
     return sums
+
+
+def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precision: str, engine: Engine) -> Tensor:
+    """Logits (N, K) of a split in its own order, for all processes, each of which answers its share of the images."""
+    engine.copy_buffers(model)
+    N, P = len(val), engine.processes
+    share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # the last ones start over, so that shares are equal
+    logits = engine.gather(split_logits(model, val, preprocess, precision, share))  # (P * n, K), process by process
+    return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
+
+
+def _loss_and_top1(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    return F.cross_entropy(logits, labels).item(), (logits.argmax(dim=1) == labels).double().mean().item()
 
 
 def _check_finite(loss: float, state: State) -> None:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitreous.train.engine import is_main
 from vitreous.train.folder import LOG
 from vitreous.train.loop import State
 
@@ -25,14 +26,15 @@ def say(console: Console, text: str) -> None:
 
 @contextmanager
 def show_log(folder: Path, console: Console) -> Iterator[None]:
-    """While inside, what is logged is printed, above a live bar, and also goes to `train.log`."""
+    """While inside, what the main process logs is printed, above a live bar, and also goes to `train.log`."""
     folder.mkdir(parents=True, exist_ok=True)
     screen = logging.Handler()
     screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
     file = logging.FileHandler(folder / LOG, delay=True)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(screen)
-    log.addHandler(file)
+    log.addHandler(screen)  # whose console is quiet in other processes
+    if is_main():
+        log.addHandler(file)
     try:
         yield
     finally:

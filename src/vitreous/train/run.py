@@ -26,9 +26,9 @@ from vitreous.metrics import confusion
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
-from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
+from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.choose import fit_to_data
-from vitreous.train.engine import Engine
+from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claim, environment, flat, free_folder, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
@@ -70,54 +70,69 @@ def fit(
     data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
     one is made from `recipe.model`. out: the run folder, by default the next free `runs/<name>`. on_step gets the
     state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
-    unless `resume`, which goes on where that run stopped.
+    unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
     """
-    console = console or Console()
+    console = console or Console(quiet=not is_main())
     if data is None:
         if not recipe.data.source:
             raise ValueError("the recipe names no data: give data, or set data.source")
         data = load(recipe.data.source, skip_broken=recipe.data.skip_broken)
-    folder = Path(out) if out else free_folder(data.name)
-    claim(folder, resume)
+    engine = Engine(device, track=recipe.track)
+    folder = engine.from_main(partial(_claimed, out, data.name, resume))
     data = data.with_validation(recipe.data.val_fraction, recipe.data.split_seed)
     recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
     with show_log(folder, console):
-        job = Job(recipe, data, model, folder, device)
-        job.describe(console)
+        job = Job(recipe, data, model, folder, engine)
+        if engine.main:
+            job.describe(console)
+        engine.wait()  # for as long as that takes, which the processes' own exchanges would not
         if dry_run:
             job.estimate(console)
             return Run(folder)
         if resume and job.checkpoint.exists():
             job.restore()
-        job.engine.start_trackers(folder.name, flat(recipe.model_dump(mode="json")))
-        if job.engine.main:
+        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
+        if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
-            write_json(folder / "environment.json", environment(job.engine.device, job.precision))
+            write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
         if not job.train(console, on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
             return Run(folder)
-        return Run(folder, job.finish())
+        return Run(folder, engine.from_main(job.finish))
+
+
+def _claimed(out: Path | str | None, name: str, resume: bool) -> Path:
+    """The run folder, with nothing in it that would be lost."""
+    folder = Path(out) if out else free_folder(name)
+    claim(folder, resume)
+    return folder
 
 
 class Job:
     """A run under way: its parts, made from the recipe and the data, and the places its hooks write to."""
 
-    def __init__(self, recipe: Recipe, data: ImageSet, model: ViT | None, folder: Path, device: str):
+    def __init__(self, recipe: Recipe, data: ImageSet, model: ViT | None, folder: Path, engine: Engine):
         self.recipe, self.data, self.folder = recipe, data, folder
         self.skip_broken = recipe.data.skip_broken or data.skip_broken
         self.checkpoint = folder / "checkpoints" / "last.pt"
-        self.engine = Engine(device, track=recipe.track, folder=folder)
+        self.engine = engine
         self.precision = pick_precision(recipe.precision, self.engine.device)
         if recipe.optim.batch_size % self.engine.processes:
             raise ValueError(
                 f"optim.batch_size {recipe.optim.batch_size} does not divide among {self.engine.processes} processes"
             )
-        self._load_images()
+        with engine.first_on_machine():
+            self._load_images()
+        self.summary = engine.from_main(partial(summary, data, self.train_batches, self.val_batches))
+        if len(self.train_batches) < engine.processes:
+            raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
         self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
         torch.manual_seed(recipe.seed)
         model = ViT(recipe.model) if model is None else model
+        if engine.rank:
+            torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.model, self.optimizers = self.engine.prepare(model, make_optimizers(model, recipe.optim))
         decay = recipe.optim.ema
@@ -144,7 +159,6 @@ class Job:
         self.train_batches = make(data.train, self.preprocess)
         self.preprocess = self.train_batches.measured()
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
-        self.summary = summary(data, self.train_batches, self.val_batches)
 
     def describe(self, console: Console) -> None:
         """Print what is about to be trained on what, and draw the first batch as the model will see it."""
@@ -152,8 +166,8 @@ class Job:
         say(
             console,
             f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
-            f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}, "
-            f"precision {self.precision}",
+            f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}"
+            f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
         for finding in check(self.data, self.train_batches, self.val_batches):
             say(console, f"note: {finding}")
@@ -232,6 +246,7 @@ class Job:
 
     def save(self) -> None:
         """Write the checkpoint."""
+        random = self.engine.from_all(random_state())
         if self.engine.main:
             content = {
                 "recipe": self.recipe.model_dump(mode="json"),
@@ -241,11 +256,11 @@ class Job:
                 "average": self.average.state_dict() if self.average is not None else {},
                 "state": self.state.to_plain(),
             }
-            save_checkpoint(self.checkpoint, content)
+            save_checkpoint(self.checkpoint, content, random)
 
     def restore(self) -> None:
         """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
-        content = load_checkpoint(self.checkpoint, self.engine.device)
+        content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, content["recipe"], self.folder)
         if content["data"] != self.summary["hash"]:
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
@@ -262,9 +277,11 @@ class Job:
             Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")
 
     def finish(self) -> dict[str, Any]:
-        """Judge the kept model on validation and test, the test images being read here for the first time."""
+        """Judge the kept model on validation and test, the test images being read here for the first time.
+
+        For the main process alone, which has written the model.
+        """
         state, figures = self.state, {}
-        self.engine.wait()  # until the main process has written the model
         bundle = Bundle.load(self.folder / "model")
         for name in ("val", "test"):
             split: Split | None = getattr(self.data, name)
@@ -294,8 +311,7 @@ class Job:
             "images_per_second": state.history[-1]["images_per_second"],
             **figures,
         }
-        if self.engine.main:
-            write_json(self.folder / "results.json", results)
+        write_json(self.folder / "results.json", results)
         return results
 
 

@@ -1,0 +1,237 @@
+"""Several processes train what one does: the same losses, each image once, one folder, and one end for all."""
+
+import faulthandler
+import io
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from rich.console import Console
+from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, weights_of
+
+from vitreous.data.images import ImageSet
+from vitreous.model import ViT, ViTConfig
+from vitreous.recipe import Recipe
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+
+SERVER = multiprocessing.get_context("forkserver")  # imports everything once; each process is then a fork of it
+SERVER.set_forkserver_preload(["sklearn.metrics", "sklearn.model_selection", "vitreous.train.run"])
+STEPS = 10  # of a pass over 1,293 images in batches of 128
+DROPOUT = {"dropout": 0.2, "drop_path": 0.3, "depth": 2}
+
+
+def uneven_set(train: int = 1293, val: int = 145) -> ImageSet:
+    """By default 13 images are left over in each pass, and the validation images are odd."""
+    return ImageSet.from_arrays(
+        *stripes(train), val=stripes(val, seed=2), test=stripes(9, seed=1), class_names=CLASSES, name="stripes"
+    )
+
+
+def recipe_with(**changes: Any) -> Recipe:
+    """Two epochs with an average of the weights and augmentation, but nothing that draws by process."""
+    sections = {
+        "data": {"val_fraction": 0},
+        "augment": {"rotation": 10, "shift": 1, "erase": 0.3},
+        "optim": {"batch_size": 128, "ema": 0.9, "label_smoothing": 0.1},
+    }
+    for key, value in changes.items():
+        sections[key] = sections.get(key, {}) | value if isinstance(value, dict) else value
+    return tiny_recipe(**sections)
+
+
+class Outcome(NamedTuple):
+    """What a process has at the end of its run."""
+
+    folder: Path
+    results: dict | None
+    printed: str
+    random: torch.Tensor
+
+
+def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet, options: dict) -> Outcome:
+    faulthandler.dump_traceback_later(100, exit=True)  # rather than wait forever for another process
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    run_module._draw = lambda *_: None
+    os.chdir(options.pop("folder", "."))
+    sys.stdout = text = io.StringIO()
+    run = fit(recipe, data, device="cpu", **options)
+    return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state())
+
+
+def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> list[Any]:
+    """Each process's outcome of `fit`, or the error it ended with. folder: where they work."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ProcessPoolExecutor(processes, mp_context=SERVER) as pool:
+        waiting = [pool.submit(one_of, rank, processes, port, recipe, data, options) for rank in range(processes)]
+        return [process.exception() or process.result() for process in waiting]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """`fit` in this process, with nothing printed or drawn."""
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+    def run(recipe, data, out):
+        return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
+
+    return run
+
+
+class Interrupt:
+    """A callback by which one process alone gets a signal after a step, counted from 1 over the whole run."""
+
+    def __init__(self, rank: int, step: int, number: int = signal.SIGINT):
+        self.rank, self.step, self.number = rank, step, number
+
+    def __call__(self, state, _):
+        if state.epoch * STEPS + state.step == self.step and os.environ["RANK"] == str(self.rank):
+            os.kill(os.getpid(), self.number)
+
+
+class Poison:
+    """A callback by which the weights of one process alone stop being numbers."""
+
+    def __init__(self, model: ViT):
+        self.model = model
+
+    def __call__(self, state, _):
+        if state.step == 2 and os.environ["RANK"] == "1":
+            self.model.head.weight.data.fill_(math.nan)
+
+
+def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
+    for name in ("train_loss", "train_top1", "val_loss", "val_top1"):
+        first, second = ([float(row[name]) for row in metrics_rows(folder)] for folder in (a, b))
+        assert first == pytest.approx(second, rel=within, abs=within), name
+
+
+# --- the same training ---
+
+
+@pytest.mark.parametrize(
+    ("processes", "name", "batch_size", "within"),
+    [(2, "adamw", 128, 1e-5), (3, "muon", 126, 2e-4)],  # Muon's bf16 enlarges any difference in rounding
+)
+def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, within):
+    optim = {"name": name, "batch_size": batch_size, "accumulate": 3, "clip": 0.5}
+    recipe, data = recipe_with(epochs=3, optim=optim), uneven_set()
+    one = alone(recipe, data, tmp_path / "one").results
+    outcomes = train(processes, recipe, data, out=tmp_path / "more")
+    assert_same_losses(tmp_path / "one", tmp_path / "more", within)
+    for _, results, *_ in outcomes:
+        assert (results["best_epoch"], results["epochs"]) == (one["best_epoch"], 3)
+        for split, count in (("val", 145), ("test", 9)):
+            assert results[split]["count"] == count
+            assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
+
+
+def test_each_process_counts_by_its_images(tmp_path, alone):
+    """A set smaller than a batch: 19 images in one process and 18 in the other; and one validation image for both."""
+    recipe, data = recipe_with(epochs=4, optim={"batch_size": 500}), uneven_set(37, 1)
+    alone(recipe, data, tmp_path / "one")
+    train(2, recipe, data, out=tmp_path / "two")
+    assert_same_losses(tmp_path / "one", tmp_path / "two")
+
+
+def test_batch_statistics_of_the_main_process_judge_and_are_kept(tmp_path):
+    """On a CPU each process normalises by its own images."""
+    recipe = recipe_with(epochs=1, model={"patch_embedding": "conv_stem", "stem_channels": (8,)})
+    main, other = train(2, recipe, uneven_set(), out=tmp_path / "run")
+    (row,) = metrics_rows(tmp_path / "run")
+    assert float(row["val_loss"]) == pytest.approx(main.results["val"]["loss"], rel=1e-5)
+    assert other.results == main.results
+
+
+# --- interrupted, and going on ---
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone, before, after):
+    """The signal reaches the last process alone, and all stop after the same step."""
+    recipe, data, out = recipe_with(), uneven_set(), tmp_path / "parts"
+    alone(recipe, data, tmp_path / "whole")
+    stopped = train(before, recipe, data, out=out, on_step=Interrupt(before - 1, 13, signal.SIGTERM))
+    assert [outcome.results for outcome in stopped] == [None] * before
+    assert "stopped in epoch 2, after 3 of its 10 steps; go on with: vitreous train --resume" in stopped[0].printed
+    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["state"]
+    assert (state["epoch"], state["step"], state["images"]) == (1, 3, 384)
+    assert [outcome.results["epochs"] for outcome in train(after, recipe, data, out=out, resume=True)] == [2] * after
+    assert_same_losses(tmp_path / "whole", out)
+
+
+def test_dropout_differs_among_processes_and_goes_on_where_it_was(tmp_path):
+    recipe, data = recipe_with(model=DROPOUT), uneven_set()
+    whole = train(2, recipe, data, out=tmp_path / "whole")
+    train(2, recipe, data, out=tmp_path / "parts", on_step=Interrupt(0, 4))
+    parts = train(2, recipe, data, out=tmp_path / "parts", resume=True)
+    assert not torch.equal(whole[0].random, whole[1].random)
+    assert equal([outcome.random for outcome in whole], [outcome.random for outcome in parts])
+    assert equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
+
+
+# --- one end, one folder, one voice ---
+
+
+def test_a_loss_that_is_no_number_in_one_process_ends_all(tmp_path):
+    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+    errors = train(2, recipe_with(), uneven_set(), out=tmp_path / "run", model=vit, on_step=Poison(vit))
+    assert [type(error) for error in errors] == [FloatingPointError] * 2
+    assert all(str(error).startswith("the loss is nan at step ") for error in errors)
+    assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model").exists()
+
+
+def test_processes_share_the_next_free_folder_and_only_the_main_one_prints(tmp_path):
+    main, other = train(2, recipe_with(epochs=1), uneven_set(100), folder=tmp_path)
+    assert main.folder == other.folder == Path("runs/stripes") and main.results == other.results
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stripes"]
+    assert main.printed.count("100 training images, 145 for validation") == 1 and "cpu x 2" in main.printed
+    assert other.printed == ""
+    errors = train(2, recipe_with(epochs=1), uneven_set(100), out=main.folder, folder=tmp_path)
+    assert [str(error).partition(": ")[0] for error in errors] == ["runs/stripes already holds a run"] * 2
+
+
+@pytest.mark.parametrize(
+    ("processes", "batch_size", "message"),
+    [(2, 127, "optim.batch_size 127 does not divide among 2"), (4, 128, "3 training images are too few for 4")],
+)
+def test_what_cannot_be_shared_is_refused_by_all(tmp_path, processes, batch_size, message):
+    recipe = recipe_with(optim={"batch_size": batch_size})
+    errors = train(processes, recipe, uneven_set(3), out=tmp_path / "run")
+    assert [(type(error), message in str(error)) for error in errors] == [(ValueError, True)] * processes
+
+
+def test_the_launcher_stops_all_of_them_and_the_run_goes_on(tmp_path):
+    """From the command line, as a cluster ends a job."""
+    (tmp_path / "r.yaml").write_text("epochs: 5000\nmodel: {patch_size: 4, dim: 16, depth: 1, heads: 2}\n")
+    command = "-m torch.distributed.run --standalone --nproc_per_node 2 -m vitreous train digits --recipe r.yaml"
+    launcher = subprocess.Popen(
+        [sys.executable, *command.split(), "--device", "cpu", "--out", "run"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+    )
+    while launcher.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
+        time.sleep(0.1)
+    launcher.send_signal(signal.SIGTERM)
+    text, _ = launcher.communicate(timeout=60)
+    assert text.count("1,293 training images, 144 for validation") == text.count("warning: stopping") == 1, text
+    assert text.count("go on with: vitreous train --resume --out run") == 1
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
