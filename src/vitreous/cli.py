@@ -45,6 +45,8 @@ def main() -> None:
         if isinstance(error, OSError) and error.strerror:
             _refuse(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
         message = str(error) or type(error).__name__
+        if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
+            _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
         if isinstance(error, RuntimeError | MemoryError):
             if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
                 raise

@@ -36,13 +36,13 @@ class Engine:
         for name in track:  # accelerate leaves out in silence what is not installed
             if find_spec(name) is None:
                 raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
-        trackers = {"log_with": list(track) or None, "project_dir": "."}  # `start_trackers` knows the folder
+        options = {"mixed_precision": "no", "log_with": list(track) or None, "project_dir": "."}  # whatever a launcher says
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
-                self._accelerator = Accelerator(**trackers)
+                self._accelerator = Accelerator(**options)
         else:
-            self._accelerator = Accelerator(cpu=_shared_device(device) == "cpu", **trackers)
+            self._accelerator = Accelerator(cpu=_shared_device(device) == "cpu", **options)
             self._hosts = distributed.new_group(backend="gloo", timeout=PATIENCE)
         self.device: torch.device = self._accelerator.device
         self.processes: int = self._accelerator.num_processes
