@@ -14,6 +14,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 
 # From the command line down to what knows nothing of us: a part may import from lower lines only.
 LAYERS = [
+    {"__main__"},
     {"cli", "serve"},
     {"train"},
     {"report", "export"},

@@ -32,7 +32,8 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        print("vitreous: stopped at once; training goes on from its last checkpoint with --resume", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("vitreous: stopped at once; training goes on from its last checkpoint with --resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader, as `head` does, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

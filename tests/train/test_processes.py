@@ -23,6 +23,7 @@ from vitreous.data.images import ImageSet
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import Recipe
 from vitreous.train import run as run_module
+from vitreous.train.engine import Engine, shared_device
 from vitreous.train.run import fit
 
 SERVER = multiprocessing.get_context("forkserver")  # imports everything once; each process is then a fork of it
@@ -130,12 +131,12 @@ def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
 )
 def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, within):
     optim = {"name": name, "batch_size": batch_size, "accumulate": 3, "clip": 0.5}
-    recipe, data = recipe_with(epochs=3, optim=optim), uneven_set()
+    recipe, data = recipe_with(optim=optim), uneven_set()
     one = alone(recipe, data, tmp_path / "one").results
     outcomes = train(processes, recipe, data, out=tmp_path / "more")
     assert_same_losses(tmp_path / "one", tmp_path / "more", within)
     for _, results, *_ in outcomes:
-        assert (results["best_epoch"], results["epochs"]) == (one["best_epoch"], 3)
+        assert (results["best_epoch"], results["epochs"]) == (one["best_epoch"], 2)
         for split, count in (("val", 145), ("test", 9)):
             assert results[split]["count"] == count
             assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
@@ -151,7 +152,8 @@ def test_each_process_counts_by_its_images(tmp_path, alone):
 
 def test_batch_statistics_of_the_main_process_judge_and_are_kept(tmp_path):
     """On a CPU each process normalises by its own images."""
-    recipe = recipe_with(epochs=1, model={"patch_embedding": "conv_stem", "stem_channels": (8,)})
+    model = {"patch_embedding": "conv_stem", "stem_channels": (8,), "positions": "rope"}
+    recipe = recipe_with(epochs=1, model=model)
     main, other = train(2, recipe, uneven_set(), out=tmp_path / "run")
     (row,) = metrics_rows(tmp_path / "run")
     assert float(row["val_loss"]) == pytest.approx(main.results["val"]["loss"], rel=1e-5)
@@ -214,6 +216,25 @@ def test_what_cannot_be_shared_is_refused_by_all(tmp_path, processes, batch_size
     recipe = recipe_with(optim={"batch_size": batch_size})
     errors = train(processes, recipe, uneven_set(3), out=tmp_path / "run")
     assert [(type(error), message in str(error)) for error in errors] == [(ValueError, True)] * processes
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+def test_several_processes_take_no_device_that_is_one(monkeypatch, device):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=f"^device '{device}' is not for several processes: use cpu or cuda"):
+        Engine(device)
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [(0, "cpu"), (2, "cuda")])
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch, gpus, chosen):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert shared_device("auto") == chosen and shared_device("cpu") == "cpu"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    if gpus:
+        with pytest.raises(ValueError, match=r"^3 processes for 2 GPUs: start one for each"):
+            shared_device("auto")
 
 
 def test_the_launcher_stops_all_of_them_and_the_run_goes_on(tmp_path):

@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
 
-PATIENCE = timedelta(hours=12)  # that processes have for each other, as while one decodes the images for all
+LONGEST_WAIT = timedelta(hours=12)  # of processes for each other, as while one decodes the images for all
 
 T = TypeVar("T")
 
@@ -36,14 +36,15 @@ class Engine:
         for name in track:  # accelerate leaves out in silence what is not installed
             if find_spec(name) is None:
                 raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
-        options = {"mixed_precision": "no", "log_with": list(track) or None, "project_dir": "."}  # whatever a launcher says
+        # the recipe's precision counts, not the launcher's; the trackers' folder is given when they start
+        options = {"mixed_precision": "no", "log_with": list(track) or None, "project_dir": "."}
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
                 self._accelerator = Accelerator(**options)
         else:
-            self._accelerator = Accelerator(cpu=_shared_device(device) == "cpu", **options)
-            self._hosts = distributed.new_group(backend="gloo", timeout=PATIENCE)
+            self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
+            self._hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
         self.device: torch.device = self._accelerator.device
         self.processes: int = self._accelerator.num_processes
         self.rank: int = self._accelerator.process_index
@@ -154,7 +155,7 @@ class Engine:
             tracker.finish()
 
 
-def _shared_device(name: str) -> str:
+def shared_device(name: str) -> str:
     """`cpu` or `cuda`: where several processes compute. Raises ValueError where they cannot."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device '{name}' is not for several processes: use cpu or cuda, of which each takes its own")

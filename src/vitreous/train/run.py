@@ -83,13 +83,11 @@ def fit(
     recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
     with show_log(folder, console):
         job = Job(recipe, data, model, folder, engine)
-        if engine.main:
-            job.describe(console)
-        engine.wait()  # for as long as that takes, which the processes' own exchanges would not
+        engine.from_main(partial(job.describe, console))
         if dry_run:
             job.estimate(console)
             return Run(folder)
-        if resume and job.checkpoint.exists():
+        if resume and engine.from_main(job.checkpoint.exists):
             job.restore()
         engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
         if engine.main:
