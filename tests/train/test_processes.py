@@ -51,17 +51,24 @@ def recipe_with(**changes: Any) -> Recipe:
     return tiny_recipe(**sections)
 
 
+def tiny_vit() -> ViT:
+    return ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+
+
 class Outcome(NamedTuple):
     """What a process has at the end of its run."""
 
     folder: Path
     results: dict | None
     printed: str
-    random: torch.Tensor
+    random: bytes
+    """State of its generator."""
+    weights: bytes
+    """Of the model it was given, if it was."""
 
 
 def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet, options: dict) -> Outcome:
-    faulthandler.dump_traceback_later(100, exit=True)  # rather than wait forever for another process
+    faulthandler.dump_traceback_later(300, exit=True)  # rather than wait forever for another process
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
@@ -69,8 +76,10 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet,
     run_module._draw = lambda *_: None
     os.chdir(options.pop("folder", "."))
     sys.stdout = text = io.StringIO()
+    model = options.get("model")
     run = fit(recipe, data, device="cpu", **options)
-    return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state())
+    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values()) if model else b""
+    return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state().numpy().tobytes(), weights)
 
 
 def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> list[Any]:
@@ -182,8 +191,8 @@ def test_dropout_differs_among_processes_and_goes_on_where_it_was(tmp_path):
     whole = train(2, recipe, data, out=tmp_path / "whole")
     train(2, recipe, data, out=tmp_path / "parts", on_step=Interrupt(0, 4))
     parts = train(2, recipe, data, out=tmp_path / "parts", resume=True)
-    assert not torch.equal(whole[0].random, whole[1].random)
-    assert equal([outcome.random for outcome in whole], [outcome.random for outcome in parts])
+    assert whole[0].random != whole[1].random
+    assert [outcome.random for outcome in whole] == [outcome.random for outcome in parts]
     assert equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
 
 
@@ -191,11 +200,19 @@ def test_dropout_differs_among_processes_and_goes_on_where_it_was(tmp_path):
 
 
 def test_a_loss_that_is_no_number_in_one_process_ends_all(tmp_path):
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+    vit = tiny_vit()
     errors = train(2, recipe_with(), uneven_set(), out=tmp_path / "run", model=vit, on_step=Poison(vit))
     assert [type(error) for error in errors] == [FloatingPointError] * 2
     assert all(str(error).startswith("the loss is nan at step ") for error in errors)
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model").exists()
+
+
+def test_a_time_limit_is_one_for_all(tmp_path):
+    """Each has its own clock, but the rate that follows it and the end are the same."""
+    recipe = recipe_with(epochs=10_000, time_limit=0.5)
+    main, other = train(2, recipe, uneven_set(), out=tmp_path / "run", model=tiny_vit())
+    assert main.results == other.results and main.results["passes"] < 10_000
+    assert main.weights == other.weights and len(main.weights) > 4000
 
 
 def test_processes_share_the_next_free_folder_and_only_the_main_one_prints(tmp_path):
@@ -252,7 +269,7 @@ def test_the_launcher_stops_all_of_them_and_the_run_goes_on(tmp_path):
     while launcher.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
         time.sleep(0.1)
     launcher.send_signal(signal.SIGTERM)
-    text, _ = launcher.communicate(timeout=60)
+    text, _ = launcher.communicate(timeout=120)
     assert text.count("1,293 training images, 144 for validation") == text.count("warning: stopping") == 1, text
     assert text.count("go on with: vitreous train --resume --out run") == 1
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()

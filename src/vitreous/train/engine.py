@@ -89,7 +89,7 @@ class Engine:
                 distributed.broadcast(buffer, src=0)
 
     def max(self, *values: float) -> list[float]:
-        """The largest that any process has, for each of these: what all go by, as each has its own clock and signals."""
+        """The largest that any process has, for each of these. They go by it where each has its own clock or signal."""
         if self.processes == 1:
             return list(values)
         largest = torch.tensor(values, dtype=torch.float64)
