@@ -58,6 +58,18 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
+def declare_torchvision_operators() -> None:
+    """On a CPU build of torch, PyPI's torchvision does not import, nor what imports it, without two operators."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        pass
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
+
+
 def save(path: Path, results: dict[str, Any]) -> None:
     """Write results as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)

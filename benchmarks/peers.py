@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import torch
-from measure import RESULTS, interleaved, machine, save
+from measure import RESULTS, declare_torchvision_operators, interleaved, machine, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -119,18 +119,6 @@ PEERS: dict[str, Callable[[], nn.Module]] = {
     "torchvision": torchvision,
     "vit-pytorch": vit_pytorch,
 }
-
-
-def declare_torchvision_operators() -> None:
-    """On a CPU build of torch, PyPI's torchvision does not import, nor what imports it, without two operators."""
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        pass
-    except RuntimeError:
-        for name in ("nms", "qnms"):
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            torch.library.define(f"torchvision::{name}", schema)
 
 
 def make_models(device: torch.device) -> tuple[dict[str, nn.Module], dict[str, str]]:

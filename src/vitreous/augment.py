@@ -151,7 +151,7 @@ def augment(images: Tensor, rows: Tensor, config: Augment, epoch: int, fill: Ten
     are read without waiting for the device. epoch: turns alternating flips. fill: (C,), the mean colour.
     Returns float32 (B, C, H, W) in 0..1, or `images` itself when nothing is on.
     """
-    H, W = images.shape[2:]
+    given, (H, W) = images, images.shape[2:]
     if config.shift >= min(H, W):
         raise ValueError(f"shift {config.shift} is too far for {H} x {W} px: make it less than {min(H, W)}")
     draws = _split(rows, config)
@@ -169,7 +169,7 @@ def augment(images: Tensor, rows: Tensor, config: Augment, epoch: int, fill: Ten
     if config.randaugment_ops:
         images = recolor(images, op, level)
     if config.erase:
-        images = torch.where(_inside(_erased_box(draws["erase"], config, H, W), images), fill, images)
+        images = _erase(images.clone() if images is given else images, _erased_box(draws["erase"], config, H, W), fill)
     return images
 
 
@@ -229,29 +229,60 @@ def _box_size(
 
 
 def _resample(images: Tensor, maps: list[Tensor], config: Augment, fill: Tensor) -> Tensor:
-    """Read every output pixel from where the maps send it: one grid_sample."""
-    H, W = images.shape[2:]
+    """Read every output pixel from where the maps send it: one grid_sample, or copies of rows and columns."""
+    B, _, H, W = images.shape
+    whole = reduce(torch.matmul, maps)  # (B, 3, 3)
+    bends = bool(config.rotation or config.scale or config.shear or config.randaugment_ops)
+    if not bends and not config.crop_scale:
+        return _move(images, whole, config, fill)
     half = torch.tensor([W / 2, H / 2, 1], dtype=torch.float64)
-    whole = reduce(torch.matmul, maps) * half / half[:, None]  # (B, 3, 3), in grid_sample's coordinates
+    whole = whole * half / half[:, None]  # in grid_sample's coordinates
     a, b, dx, c, d, dy, *_ = to_device(whole, images).flatten(1).T[..., None, None]  # each (B, 1, 1)
 
     # the products are written out: under autocast or TF32 a matmul would lose digits
     x = (2 * torch.arange(W, device=images.device) + 1) / W - 1  # (W,), pixel centres
     y = ((2 * torch.arange(H, device=images.device) + 1) / H - 1)[:, None]  # (H, 1)
-    grid = torch.stack([a * x + (b * y + dx), c * x + (d * y + dy)], dim=-1)  # (B, H, W, 2)
-
-    bends = bool(config.rotation or config.scale or config.shear or config.randaugment_ops)
+    grid = images.new_empty(B, H, W, 2)
+    torch.add(a * x, b * y + dx, out=grid[..., 0])
+    torch.add(c * x, d * y + dy, out=grid[..., 1])
     images = F.grid_sample(
         images,
         grid,
-        mode="bilinear" if bends or config.crop_scale else "nearest",  # flips and shifts hit pixel centres
+        mode="bilinear",
         padding_mode="reflection" if config.padding == "reflection" else "border",
         align_corners=False,
     )
     if config.padding in ("border", "reflection") or not (bends or config.shift):
         return images
-    inside = grid.abs().amax(-1)[:, None] <= 1  # (B, 1, H, W); grid_sample's zeros would darken the edges
+    x, y = grid.abs_().unbind(-1)  # each (B, H, W)
+    return _keep(images, (torch.maximum(x, y) <= 1)[:, None], config, fill)
+
+
+def _keep(images: Tensor, inside: Tensor, config: Augment, fill: Tensor) -> Tensor:
+    """Black or the mean colour where `inside`, (B, 1, H, W) bool, is false; grid_sample's zeros darken the edges."""
     return images.mul_(inside) if config.padding == "zeros" else torch.where(inside, images, fill)
+
+
+def _move(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
+    """Flips and shifts hit pixel centres: rows are copied whole, then columns picked. whole: (B, 3, 3)."""
+    B, C, H, W = images.shape
+    column = whole[:, 0, :1] * (torch.arange(W) - (W - 1) / 2) + whole[:, 0, 2:] + (W - 1) / 2  # (B, W), to read
+    row = torch.arange(H) + whole[:, 1, 2:]  # (B, H)
+    inside = ((column >= 0) & (column < W))[:, None, None], ((row >= 0) & (row < H))[:, None, :, None]
+
+    def within(place: Tensor, side: int) -> Tensor:  # on the device, without waiting for it
+        if config.padding == "reflection":
+            place = torch.minimum(place.remainder(2 * side), (2 * side - 1) - place.remainder(2 * side))
+        return place.clamp(0, side - 1).long().to(images.device, non_blocking=images.is_cuda)
+
+    if config.shift:
+        start = torch.arange(0, B * C * H, H, device=images.device).view(B, C, 1)  # of each plane, in rows
+        images = images.flatten(0, 2).index_select(0, (start + within(row, H)[:, None]).flatten()).view(B, C, H, W)
+    images = images.gather(3, within(column, W)[:, None, None].expand(B, C, H, W))
+    if config.shift and config.padding in ("zeros", "mean"):
+        columns, rows = (part.to(images.device, non_blocking=images.is_cuda) for part in inside)
+        return _keep(images, columns & rows, config, fill)
+    return images
 
 
 def _jitter(images: Tensor, u: Tensor, limit: float) -> Tensor:
@@ -273,6 +304,14 @@ def _inside(box: Tensor, images: Tensor) -> Tensor:
     x = torch.arange(W, device=images.device)
     y = torch.arange(H, device=images.device)[:, None]
     return ((y >= top) & (y < bottom)) & ((x >= left) & (x < right))
+
+
+def _erase(images: Tensor, box: Tensor, fill: Tensor) -> Tensor:
+    """Fill the boxes (B, 4) of whole pixels, on the host, of those images in place that have one."""
+    chosen = (box[:, 2] > box[:, 0]).nonzero().flatten()  # (b,)
+    on_device = chosen.to(images.device, non_blocking=images.is_cuda)
+    part = images.index_select(0, on_device)
+    return images.index_copy_(0, on_device, torch.where(_inside(box[chosen], part), fill, part))
 
 
 def _erased_box(draws: Tensor, config: Augment, H: int, W: int) -> Tensor:
@@ -313,4 +352,4 @@ def mix(
     own = to_device(own, images).view(-1, 1, 1, 1) * ~_inside(box, images)  # (B, 1, H, W)
     share = own.mean((1, 2, 3))[:, None]  # (B, 1): the same for mixup, the exact pixel count for cutmix
     one_hot = F.one_hot(labels, num_classes).float()
-    return images.flip(0).lerp(images, own), one_hot.flip(0).lerp(one_hot, share)
+    return images.flip(0).lerp_(images, own), one_hot.flip(0).lerp(one_hot, share)

@@ -95,7 +95,7 @@ class Preprocess(BaseModel):
             scale, shift = affine(self.mean, self.std, 255, images.device)
             return images.float().mul_(scale).add_(shift)
         scale, shift = affine(self.mean, self.std, 1, images.device)
-        return images.float() * scale + shift
+        return (images.float() * scale).add_(shift)
 
     def _resize(self, image: Image.Image) -> Image.Image:
         """Resample to the model's size, with antialiasing; untouched when the size already matches."""

@@ -9,7 +9,6 @@ Source: Cubuk et al. 2020, and timm/data/auto_augment.py.
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 OPS = (
@@ -57,12 +56,14 @@ def recolor(images: Tensor, op: Tensor, level: Tensor) -> Tensor:
     the subsets are known without waiting for the device.
     """
     for slot_op, slot_level in zip(op.unbind(1), level.unbind(1), strict=True):
-        for name, (function, argument) in COLOR_OPS.items():
-            chosen = (slot_op == OPS.index(name)).nonzero().flatten()  # (b,)
-            if len(chosen):
+        counts = (slot_op + 1).bincount(minlength=len(OPS) + 1).tolist()  # -1, which does nothing, comes first
+        groups = slot_op.argsort().split(counts)[1:]  # for each operation, the images that drew it
+        for name, chosen in zip(OPS, groups, strict=True):
+            if name in COLOR_OPS and len(chosen):
+                function, argument = COLOR_OPS[name]
                 value = to_device(argument(slot_level[chosen]).view(-1, 1, 1, 1), images)  # (b, 1, 1, 1)
                 chosen = chosen.to(images.device, non_blocking=images.is_cuda)
-                images[chosen] = function(images[chosen], value)
+                images.index_copy_(0, chosen, function(images.index_select(0, chosen), value))
     return images
 
 
@@ -128,8 +129,10 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(x: Tensor, factor: Tensor) -> Tensor:
+    across = x[..., :-2] + x[..., 1:-1] + x[..., 2:]
+    box = across[..., :-2, :] + across[..., 1:-1, :] + across[..., 2:, :]  # sums of 3 x 3, of all but the border
     smooth = x.clone()  # PIL's SMOOTH: 1 1 1, 1 5 1, 1 1 1, over 13; the border stays
-    smooth[..., 1:-1, 1:-1] = (9 * F.avg_pool2d(x, 3, stride=1) + 4 * x[..., 1:-1, 1:-1]) / 13
+    smooth[..., 1:-1, 1:-1] = (box + 4 * x[..., 1:-1, 1:-1]) / 13
     return smooth.lerp(x, factor).clamp(0, 1)
 
 

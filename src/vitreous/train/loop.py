@@ -98,7 +98,7 @@ def augment_batch(
     draws: these images' rows of the table of `augment.draw`. progress: share of the training done.
     """
     fill = torch.tensor(preprocess.mean, device=images.device)
-    images = augment(images.float() / 255, draws, recipe.augment, epoch, fill)
+    images = augment(images.float().div_(255), draws, recipe.augment, epoch, fill)
     return mix(images, labels, recipe.model.num_classes, draws, recipe.augment, progress)
 
 
