@@ -114,8 +114,9 @@ def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
 
     Every feature has a generator of its own and fills its columns row by row, so that count changes no row.
     """
-    parts = [np.empty((count, 0))]
-    for stream, (name, width) in enumerate(_widths(config).items(), start=1):
+    widths = _widths(config)
+    table, filled = np.empty((count, sum(widths.values())), np.float32), 0
+    for stream, (name, width) in enumerate(widths.items(), start=1):
         if not width:
             continue
         fixed = name == "flip" and config.alternate_flip  # the coin of epoch 0 serves them all
@@ -126,8 +127,9 @@ def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
             part = rng.standard_normal((count, width), np.float32)
         else:
             part = rng.random((count, width), np.float32)
-        parts.append(part)
-    return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+        table[:, filled : filled + width] = part
+        filled += width
+    return torch.from_numpy(table)
 
 
 def _split(rows: Tensor, config: Augment) -> dict[str, Tensor]:

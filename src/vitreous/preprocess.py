@@ -4,6 +4,7 @@
 `normalise` runs on the device, on whole batches. Training, evaluation and serving all use these three.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -58,10 +59,10 @@ class Preprocess(BaseModel):
         return (self.channels, *self.image_size)
 
     @classmethod
-    def measured(cls, images: np.ndarray, **settings) -> "Preprocess":
-        """Take size, mean and std from images, uint8 (N, C, H, W); `settings` are the other fields."""
-        mean, std = channel_statistics(images)
-        return cls(mean=mean, std=std, **({"image_size": images.shape[2:]} | settings))
+    def measured(cls, parts: Iterable[np.ndarray], **settings) -> "Preprocess":
+        """Take mean and std from images, uint8 (n, C, H, W), part after part; `settings` are the other fields."""
+        mean, std = channel_statistics(parts)
+        return cls(mean=mean, std=std, **settings)
 
     def fit_image(self, image: Image.Image) -> np.ndarray:
         """Bring a picture to the model's size: uint8 (C, H, W)."""
@@ -125,14 +126,13 @@ def _affine(mean: tuple, std: tuple, peak: int, device: torch.device) -> tuple[T
         return (1 / (peak * std)).float().to(device), (-mean / std).float().to(device)
 
 
-def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exact mean and std of pixels / 255 by channel, of uint8 (N, C, H, W). A constant channel gets std 1."""
-    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
-        raise ValueError(f"expected uint8 images (N, C, H, W), got {images.dtype} {images.shape}")
-    counts = np.zeros((images.shape[1], 256), np.int64)
-    for start in range(0, len(images), 4096):
-        for channel, planes in enumerate(images[start : start + 4096].swapaxes(0, 1)):
-            counts[channel] += np.bincount(planes.ravel(), minlength=256)
+def channel_statistics(parts: Iterable[np.ndarray]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Exact mean and std of pixels / 255 by channel, of arrays uint8 (n, C, H, W). A constant channel gets std 1."""
+    counts = 0
+    for images in parts:
+        if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+            raise ValueError(f"expected uint8 images (N, C, H, W), got {images.dtype} {images.shape}")
+        counts = counts + np.stack([np.bincount(planes.ravel(), minlength=256) for planes in images.swapaxes(0, 1)])
     share = counts / counts.sum(axis=1, keepdims=True)  # (C, 256)
     levels = np.arange(256) / 255
     mean = share @ levels

@@ -98,16 +98,18 @@ def _leaks(name: str, split: Split | Batches, train: Split | Batches, hashes: np
 
 def _hashes(images: ArrayImages) -> np.ndarray:
     """64 bits of each image's pixels: uint64 (N,)."""
-    digests = [hashlib.blake2b(images.pixels[row].tobytes(), digest_size=8).digest() for row in images.rows]
-    return np.frombuffer(b"".join(digests), np.uint64)
+    digests = bytearray()
+    for image in images.one_by_one():
+        digests += hashlib.blake2b(image.tobytes(), digest_size=8).digest()
+    return np.frombuffer(digests, np.uint64)
 
 
 def _digest(split: Split | Batches) -> str:
     """sha256 of all labels, and of all pixels where they are decoded."""
     digest = hashlib.sha256(np.asarray(split.labels).tobytes())
     if isinstance(split.images, ArrayImages):
-        for row in split.images.rows:
-            digest.update(split.images.pixels[row].tobytes())
+        for image in split.images.one_by_one():
+            digest.update(image.tobytes())
     else:
         digest.update((split.images.key() or "").encode())
     return digest.hexdigest()

@@ -23,6 +23,7 @@ log = logging.getLogger("vitreous")
 
 IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
 MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
+COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
 REPORTED = 20  # broken images that are logged one by one
 
@@ -72,7 +73,7 @@ class Batches:
         self.resident = _bytes(self.images, preprocess) <= memory_budget
         if self.resident:
             self._pixels = torch.empty((len(split), *preprocess.shape), dtype=torch.uint8, device=self.device)
-            for rows in np.split(np.arange(len(split)), range(4096, len(split), 4096)):
+            for rows in self._parts(np.arange(len(split))):
                 self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
 
     def __len__(self) -> int:
@@ -112,8 +113,13 @@ class Batches:
         """The preprocessing with mean and std of these images, or of an even sample of very many."""
         count = min(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
         rows = np.linspace(0, len(self) - 1, count).astype(int)
-        settings = self.preprocess.model_dump(include={"interpolation", "fit"})
-        return Preprocess.measured(self.images.read(rows, self.preprocess), **settings)
+        settings = self.preprocess.model_dump(include={"image_size", "interpolation", "fit"})
+        return Preprocess.measured((self.images.read(part, self.preprocess) for part in self._parts(rows)), **settings)
+
+    def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows in parts that are read at a time, so that no second copy of a set is held."""
+        step = max(1, COPIED // math.prod(self.preprocess.shape))
+        return np.split(rows, range(step, len(rows), step))
 
 
 class _Reader(Dataset):

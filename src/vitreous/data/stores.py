@@ -3,7 +3,7 @@
 import hashlib
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from vitreous.preprocess import Preprocess, orientation
 
 SAMPLE = 64  # images whose headers tell channels and size
+MAPPED = 16  # images that stay mapped, each with up to 2 MB of the file around it
 
 
 class BrokenImage(ValueError):
@@ -127,8 +128,28 @@ class ArrayImages(Images):
 
     def read(self, rows, preprocess):
         if preprocess.shape == self.shape:
-            return self.pixels[self.rows[rows]]
+            return self._copy(self.rows[rows])
         return super().read(rows, preprocess)
+
+    def one_by_one(self) -> Iterator[np.ndarray]:
+        """Every image, uint8 (C, H, W), in the order of the rows."""
+        for start in range(0, len(self), MAPPED):
+            yield from self._copy(self.rows[start : start + MAPPED])
+
+    def _copy(self, stored: np.ndarray) -> np.ndarray:
+        """Some of what is stored. What was read of a file is let go, else it all comes to count as our memory."""
+        if not (self._is_map and self.pixels.mode == "r" and hasattr(mmap, "MADV_DONTNEED")):  # none on Windows
+            return self.pixels[stored]
+        copy = np.empty((len(stored), *self.shape), np.uint8)
+        for start in range(0, len(stored), MAPPED):
+            copy[start : start + MAPPED] = self.pixels[stored[start : start + MAPPED]]
+            self.pixels.base.madvise(mmap.MADV_DONTNEED)  # the system still caches the file
+        return copy
+
+    @property
+    def _is_map(self) -> bool:
+        """Whether this is a memory-mapped file, from its start on."""
+        return isinstance(self.pixels.base, mmap.mmap)
 
     def _fit(self, row, preprocess):
         return preprocess.fit_array(self.pixels[row])
@@ -141,7 +162,7 @@ class ArrayImages(Images):
 
     def __getstate__(self):
         state, pixels = self.__dict__ | {"origin": None}, self.pixels
-        if isinstance(pixels.base, mmap.mmap) and pixels.flags.c_contiguous:  # a worker maps the file again
+        if self._is_map and pixels.flags.c_contiguous:  # a worker maps the file again
             state["pixels"] = (pixels.filename, pixels.dtype, "r", pixels.offset, pixels.shape)
         return state
 
