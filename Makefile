@@ -30,6 +30,9 @@ check: install
 bench: install
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/augment.py
+	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/scaling.py
 
 clean:
 	rm -rf .venv

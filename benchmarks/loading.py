@@ -24,7 +24,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data import Batches, Split, load
 from vitreous.preprocess import Preprocess
@@ -89,16 +89,20 @@ def ours(split: Split) -> dict[str, Callable[[], None]]:
     }
 
 
-def torchvision(folder: Path) -> Callable[[], None]:
-    """An epoch, whichever."""
+def torchvision_dataset(folder: Path) -> Dataset:
+    """Normalised float32 (3, 224, 224) and labels, decoded whenever they are asked for."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import InterpolationMode, v2
 
     fit = [v2.Resize(SIDE, InterpolationMode.BICUBIC), v2.CenterCrop(SIDE)]
-    transform = v2.Compose([*fit, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-    dataset = ImageFolder(folder, transform)
-    loader = DataLoader(dataset, BATCH, shuffle=True)
-    return lambda: read((images for images, _ in loader), len(dataset))
+    tail = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return ImageFolder(folder, v2.Compose([*fit, *tail]))
+
+
+def torchvision(folder: Path, images: int) -> Callable[[], None]:
+    """An epoch, whichever."""
+    loader = DataLoader(torchvision_dataset(folder), BATCH, shuffle=True)
+    return lambda: read((batch for batch, _ in loader), images)
 
 
 def main() -> None:
@@ -118,7 +122,7 @@ def main() -> None:
         kilobytes = write_folder(folder, images)
         ways = ours(load(folder).train)
         try:
-            ways |= {PEER: torchvision(folder)}
+            ways |= {PEER: torchvision(folder, images)}
             missing = None
         except Exception as error:  # a broken install raises anything
             missing = f"{PEER} is left out: {type(error).__name__}: {error}".splitlines()[0]

@@ -189,6 +189,16 @@ def test_padding(padding, left):
     torch.testing.assert_close(out[0, 0, 3], torch.tensor([*left, 0.1, 0.2, 0.3, 0.4]))
 
 
+@pytest.mark.parametrize("padding", ["zeros", "mean", "border", "reflection"])
+def test_flips_and_shifts_copy_what_interpolation_would_compute(padding):
+    images = torch.rand(50, 3, 24, 40, generator=torch.Generator().manual_seed(0))
+    copied, bent = (Augment(flip=0.5, shift=7, padding=padding, rotation=most) for most in (0, 10))
+    rows = draw(copied, 50, 0, 0)
+    straight = torch.cat([rows[:, :1], torch.full((50, 1), 0.5), rows[:, 1:]], dim=1)  # turned by 0 degrees
+    expected = augment(images, straight, bent, 0, FILL)
+    torch.testing.assert_close(augment(images, rows, copied, 0, FILL), expected, atol=1e-4, rtol=0)
+
+
 def test_a_shift_as_large_as_the_image_is_refused():
     with pytest.raises(ValueError, match="shift 9 is too far for 9 x 32 px: make it less than 9"):
         run(torch.zeros(1, 3, 9, 32), shift=9)

@@ -256,12 +256,12 @@ def _resample(images: Tensor, maps: list[Tensor], config: Augment, fill: Tensor)
     )
     if config.padding in ("border", "reflection") or not (bends or config.shift):
         return images
-    x, y = grid.abs_().unbind(-1)  # each (B, H, W)
-    return _keep(images, (torch.maximum(x, y) <= 1)[:, None], config, fill)
+    x, y = grid.unbind(-1)  # each (B, H, W)
+    return _keep(images, (torch.maximum(x.abs(), y.abs()) <= 1)[:, None], config, fill)
 
 
 def _keep(images: Tensor, inside: Tensor, config: Augment, fill: Tensor) -> Tensor:
-    """Black or the mean colour where `inside`, (B, 1, H, W) bool, is false; grid_sample's zeros darken the edges."""
+    """Black or the mean colour where `inside`, (B, 1, H, W) bool, is false: grid_sample's zeros darken edges."""
     return images.mul_(inside) if config.padding == "zeros" else torch.where(inside, images, fill)
 
 

@@ -232,6 +232,7 @@ def test_rows_and_sizes_out_of_range_are_refused():
 
 @pytest.mark.parametrize("budget", [1 << 20, 0])
 def test_measured_statistics_are_those_of_the_fitted_pixels(budget, monkeypatch):
+    monkeypatch.setattr(loaders, "COPIED", 7 * 3 * 8 * 8)  # so that they are read in several parts
     split = ImageSet.from_arrays(pixels(40), np.arange(40) % 2).train
     batches = Batches(split, preprocess_of(fit="squash"), batch_size=2, memory_budget=budget)
     measured = batches.measured()

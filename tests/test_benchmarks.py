@@ -1,0 +1,73 @@
+"""The benchmarks run, and compare like with like."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import augment
+import loading
+import numpy as np
+import pytest
+import torch
+from measure import RESULTS, declare_torchvision_operators
+from scaling import exponent
+
+BENCHMARKS = Path(augment.__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchvision_imports():
+    declare_torchvision_operators()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("attention", "2, 2, 197, 64"),
+        ("augment", "kornia draws the two RandAugment operations for the whole batch"),
+        ("loading", "ours, later epochs, streamed"),
+        ("peers", "in the same precision"),
+        ("scaling", "peak memory, MB"),
+    ],
+)
+def test_quick_runs_print_a_table_and_write_nothing(name, last):
+    before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
+    command = [sys.executable, "-W", "error", BENCHMARKS / f"{name}.py", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"})
+    assert done.returncode == 0 and last in done.stdout, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == before
+
+
+@pytest.mark.parametrize("policy", augment.POLICIES)
+def test_all_peers_give_the_same_kind_of_batch(policy):
+    torch.manual_seed(0)
+    pixels = torch.randint(100, 200, (64, 3, 32, 32), dtype=torch.uint8)
+    calls, missing = augment.make_peers(policy, pixels, torch.arange(64) % augment.CLASSES)
+    if missing:
+        pytest.skip("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    means = {}
+    for name, call in calls.items():
+        images, _ = call()
+        assert images.dtype == torch.float32 and images.shape == pixels.shape
+        means[name] = images.mean().item()
+    assert len(means) == 4 and max(means.values()) - min(means.values()) < (0.1 if policy == "light" else 0.6), means
+
+
+def test_the_loaders_read_the_same_pixels(tmp_path):
+    loading.write_folder(tmp_path / "photographs", 4)
+    split = loading.load(tmp_path / "photographs").train
+    preprocess = loading.Preprocess(image_size=loading.SIDE, mean=loading.MEAN, std=loading.STD)
+    batches = loading.Batches(split, preprocess, batch_size=4)
+    (ours,) = (preprocess.normalise(batch.images) for batch in batches.epoch(torch.arange(4)))
+    dataset = loading.torchvision_dataset(tmp_path / "photographs")
+    theirs = torch.stack([dataset[row][0] for row in range(4)])
+    levels = 255 * (ours - theirs).abs() * torch.tensor(loading.STD).view(-1, 1, 1)
+    assert levels.max() < 1.5 and levels.mean() < 0.05
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 1.7])
+def test_the_exponent_of_a_power_law_is_its_power(power):
+    x = np.array([1e3, 1e4, 1e6])
+    assert exponent(x, 3 * x**power) == pytest.approx(power, abs=1e-12)
