@@ -32,6 +32,8 @@ def rgb(size=4, **settings):
         ({"std": (math.nan,)}, "above 0"),
         ({"interpolation": "lanczos"}, "nearest"),
         ({"fit": "pad"}, "crop"),
+        ({"crop_fraction": 0}, "greater than 0"),
+        ({"crop_fraction": 1.1}, "less than or equal to 1"),
         ({"colour": True}, "Extra inputs"),
     ],
 )
@@ -41,7 +43,7 @@ def test_bad_values_are_refused(wrong, reason):
 
 
 def test_it_is_written_and_read_back_equal():
-    made = rgb((8, 12), fit="squash", interpolation="nearest")
+    made = rgb((8, 12), fit="squash", interpolation="nearest", crop_fraction=0.875)
     assert Preprocess.model_validate_json(made.model_dump_json()) == made
     assert made.image_size == (8, 12) and made.channels == 3 and made.shape == (3, 8, 12)
     assert rgb(8).image_size == (8, 8)
@@ -70,6 +72,20 @@ def test_crop_keeps_the_centre_and_squash_keeps_everything():
     np.testing.assert_array_equal(squash[:, 0], np.eye(3) * 255)
     tall = rgb(4, interpolation="nearest").fit_image(image.transpose(Image.Transpose.ROTATE_90))
     np.testing.assert_array_equal(tall, crop)
+
+
+@pytest.mark.parametrize("fit", ["crop", "squash"])
+def test_crop_fraction_cuts_out_the_centre_of_a_larger_resize(fit):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40), np.uint8))
+    resized = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)).astype(int)
+    fitted = gray(14, fit=fit, crop_fraction=0.875).fit_image(image)[0]
+    assert np.abs(fitted - resized[1:15, 1:15]).max() <= 1  # one resampling rounds once
+    wide = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 80), np.uint8))
+    size = (32, 16) if fit == "crop" else (16, 16)
+    resized = np.asarray(wide.resize(size, Image.Resampling.BICUBIC)).astype(int)
+    left = (size[0] - 14) // 2
+    fitted = gray(14, fit=fit, crop_fraction=0.875).fit_image(wide)[0]
+    assert np.abs(fitted - resized[1:15, left : left + 14]).max() <= 1
 
 
 @pytest.mark.parametrize("size", [(37, 80), (80, 37), (64, 64), (20, 61)])

@@ -4,6 +4,7 @@
 `normalise` runs on the device, on whole batches. Training, evaluation and serving all use these three.
 """
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor
 
 # (rows, columns); one number means a square
@@ -38,6 +39,8 @@ class Preprocess(BaseModel):
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
     fit: Literal["crop", "squash"] = "crop"
     """`crop` resizes the shorter side and cuts out the centre; `squash` ignores the aspect ratio."""
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Side of the centre that is cut out, as a share of the resized side: 0.875 resizes to 256 to cut out 224."""
 
     @model_validator(mode="after")
     def _check_statistics(self) -> "Preprocess":
@@ -104,14 +107,16 @@ class Preprocess(BaseModel):
         width, height = image.size
         if (width, height) == (columns, rows):
             return image
-        box = (0, 0, width, height)
-        if self.fit == "crop":  # resize by the side that needs more, centre the window: all in one resampling
-            whole = (columns, max(rows, height * columns // width))
-            if width * rows > height * columns:
-                whole = (max(columns, width * rows // height), rows)
-            left, top = round((whole[0] - columns) / 2), round((whole[1] - rows) / 2)
-            across, down = width / whole[0], height / whole[1]
-            box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+        # the size that the whole image gets, of which the centre is cut out: all in one resampling
+        wide, high = (math.floor(side / self.crop_fraction + 1e-6) for side in (columns, rows))
+        whole = (wide, high)
+        if self.fit == "crop":  # resize by the side that needs more
+            whole = (wide, max(high, height * wide // width))
+            if width * high > height * wide:
+                whole = (max(wide, width * high // height), high)
+        left, top = round((whole[0] - columns) / 2), round((whole[1] - rows) / 2)
+        across, down = width / whole[0], height / whole[1]
+        box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
         return image.resize((columns, rows), RESAMPLING[self.interpolation], box=box)
 
 

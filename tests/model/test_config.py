@@ -101,7 +101,7 @@ REFUSED = [
     ({"size": "B/²"}, "unknown model size 'B/²'"),
     ({"size": None}, "unknown model size 'None'"),
     ({"positions": "cosine"}, "'learned', 'sincos', 'sincos_learned', 'sincos2d' or 'rope'"),
-    ({"pool": "max"}, "'cls', 'mean' or 'attention'"),
+    ({"pool": "max"}, "'cls', 'mean', 'attention' or 'cls_mean'"),
     ({"norm": "batchnorm"}, "'layernorm' or 'rmsnorm'"),
     ({"patch_embedding": "mlp"}, "'linear', 'conv' or 'conv_stem'"),
     ({"dropout": 1.0}, "less than 1"),

@@ -118,6 +118,17 @@ def test_class_token_and_patches_get_their_positions_and_registers_none(position
     torch.testing.assert_close(tokens[:, 3:], net.patches(images) + net.positions[:, 1:])
 
 
+@pytest.mark.parametrize(("kind", "placed"), [("patches", 0), ("class", 1), ("all", 3)])
+def test_position_tokens_says_which_tokens_have_a_position(kind, placed):
+    net = model("learned", registers=2, position_tokens=kind)
+    images = torch.randn(2, 3, 8, 12)
+    assert net.positions.shape == (1, placed + 6, 16)
+    tokens = torch.cat([net.class_token, net.registers], dim=1).expand(2, -1, -1).clone()
+    tokens[:, :placed] += net.positions[:, :placed]
+    torch.testing.assert_close(net.embed(images)[:, :3], tokens)
+    torch.testing.assert_close(net.embed(images)[:, 3:], net.patches(images) + net.positions[:, placed:])
+
+
 def test_resampling_to_the_same_grid_is_the_identity():
     pos = torch.randn(1, 16, 8)
     torch.testing.assert_close(resample_positions(pos, (4, 4)), pos, rtol=0, atol=1e-6)
@@ -140,3 +151,12 @@ def test_resampling_keeps_rows_and_columns_apart():
 def test_resampling_refuses_what_is_not_a_square():
     with pytest.raises(ValueError, match="17 positions are not a square grid: pass them without class token"):
         resample_positions(torch.randn(1, 17, 8), (4, 4))
+    with pytest.raises(ValueError, match="17 positions are not a 2 x 8 grid"):
+        resample_positions(torch.randn(1, 17, 8), (4, 4), (2, 8))
+
+
+def test_a_rectangular_grid_is_resampled_as_its_transpose_is():
+    pos = torch.randn(1, 12, 8)
+    turned = pos.view(1, 3, 4, 8).transpose(1, 2).reshape(1, 12, 8)
+    resized = resample_positions(pos, (5, 2), (3, 4)).view(1, 5, 2, 8)
+    torch.testing.assert_close(resample_positions(turned, (2, 5), (4, 3)), resized.transpose(1, 2).reshape(1, 10, 8))

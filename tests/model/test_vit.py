@@ -15,6 +15,9 @@ VARIANTS = [
     {"positions": "rope", "registers": 3, "qk_norm": True},
     {"positions": "sincos", "layer_scale": 0.1, "head_hidden": 6, "patch_size": (2, 6)},
     {"positions": "sincos_learned", "dropout": 0.1, "drop_path": 0.3, "zero_init": True, "channels": 5},
+    {"pool": "cls_mean", "registers": 1, "gelu": "tanh", "head_hidden": 6},
+    {"pool": "mean", "norm_after_pool": True, "registers": 2, "position_tokens": "all", "qkv_bias": False},
+    {"position_tokens": "patches", "registers": 2},
 ]
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
@@ -179,6 +182,39 @@ def test_mean_is_over_patches_only(pool):
     torch.testing.assert_close(model.pool(tokens), tokens[:, 2:].mean(dim=1))  # attention starts as the mean
     changed = torch.cat([torch.randn(2, 2, 16), tokens[:, 2:]], dim=1)
     assert torch.equal(model.pool(changed), model.pool(tokens))
+
+
+def test_cls_mean_is_class_token_and_mean_side_by_side():
+    model = small(pool="cls_mean", registers=2)
+    tokens = torch.randn(2, 9, 16)
+    pooled = model.pooled(tokens)
+    assert model.config.pooled_dim == model.head.in_features == 32
+    torch.testing.assert_close(pooled, torch.cat([tokens[:, 0], tokens[:, 3:].mean(dim=1)], dim=1))
+
+
+def test_the_final_norm_stands_before_the_pool_or_after_it():
+    before = randomised(small(pool="mean"))
+    after = small(pool="mean", norm_after_pool=True).eval()
+    after.load_state_dict(before.state_dict())
+    images = images_for(before)
+    tokens = after.forward_features(images)  # not normalised yet
+    torch.testing.assert_close(before.forward_features(images), before.norm(tokens))
+    torch.testing.assert_close(before(images), before.head(before.norm(tokens).mean(dim=1)))
+    torch.testing.assert_close(after(images), after.head(after.norm(tokens.mean(dim=1))))
+    assert (after(images) - before(images)).abs().max() > 0.01
+    torch.testing.assert_close(after.trace(images).logits, after(images))
+
+
+def test_qkv_bias_leaves_out_those_alone():
+    names = set(small().state_dict()) - set(small(qkv_bias=False).state_dict())
+    assert names == {f"blocks.{i}.attention.qkv.bias" for i in range(3)}
+
+
+def test_tanh_gelu_is_the_approximation():
+    mlp, x = randomised(small(gelu="tanh")).blocks[0].mlp, torch.randn(2, 7, 16)
+    hidden = mlp.fc1(x)
+    gelu = hidden * (1 + torch.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3))) / 2
+    torch.testing.assert_close(mlp(x), mlp.fc2(gelu))
 
 
 def test_attention_pool_weighs_patches_by_their_score():

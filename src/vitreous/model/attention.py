@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias)
+        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias and config.qkv_bias)
         self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)

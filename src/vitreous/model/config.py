@@ -54,9 +54,13 @@ class ViTConfig(BaseModel):
     positions: Literal["learned", "sincos", "sincos_learned", "sincos2d", "rope"] = "learned"
     """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started there and trained; `sincos2d`, fixed,
     half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""
-    pool: Literal["cls", "mean", "attention"] = "cls"
-    """What the head reads: the class token, the mean of the patch tokens, or their learned weighted mean
-    (sequence pooling, Hassani et al. 2021)."""
+    position_tokens: Literal["class", "patches", "all"] = "class"
+    """Which tokens have a position besides the patches: the class token; none; or the registers, too."""
+    pool: Literal["cls", "mean", "attention", "cls_mean"] = "cls"
+    """What the head reads: the class token, the mean of the patch tokens, their learned weighted mean (sequence
+    pooling, Hassani et al. 2021), or class token and mean side by side, 2 D wide (DINOv2, Oquab et al. 2024)."""
+    norm_after_pool: bool = False
+    """Apply the final norm to the pooled vector and not to each token; for a mean the two differ."""
     head_hidden: NonNegativeInt = 0
     """Width of the head's hidden tanh layer; 0: a linear head."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -69,6 +73,10 @@ class ViTConfig(BaseModel):
     """Extra learned tokens that nothing reads (Darcet et al. 2024)."""
     bias: bool = True
     """Biases of the linear maps in the blocks."""
+    qkv_bias: bool = True
+    """Those of queries, keys and values; False leaves them out where the other maps have theirs."""
+    gelu: Literal["exact", "tanh"] = "exact"
+    """The MLP's GELU, or its approximation by tanh, which Flax and so the paper's code take for it."""
     zero_init: bool = False
     """Start both output projections of each block at zero, so that the blocks start as the identity."""
 
@@ -104,6 +112,8 @@ class ViTConfig(BaseModel):
             raise ValueError(f"sincos2d positions need dim divisible by 4, not {self.dim}")
         if self.positions in ("sincos", "sincos_learned") and self.dim % 2:
             raise ValueError(f"{self.positions} positions need an even dim, not {self.dim}")
+        if self.norm_after_pool and self.pool == "cls_mean":
+            raise ValueError("norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them")
         if self.patch_embedding == "conv_stem":
             self._check_stem()
         elif self.stem_channels:
@@ -131,14 +141,29 @@ class ViTConfig(BaseModel):
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
+    def class_token(self) -> bool:
+        """Whether there is one: where the head reads it."""
+        return self.pool in ("cls", "cls_mean")
+
+    @property
     def prefix(self) -> int:
         """Tokens before the patches: class token and registers."""
-        return (self.pool == "cls") + self.registers
+        return self.class_token + self.registers
+
+    @property
+    def placed_prefix(self) -> int:
+        """How many of them, from the first, have a position."""
+        return {"class": int(self.class_token), "patches": 0, "all": self.prefix}[self.position_tokens]
 
     @property
     def tokens(self) -> int:
         """Length N of the sequence that the blocks see."""
         return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of the vector that the head reads."""
+        return self.dim * (2 if self.pool == "cls_mean" else 1)
 
     @property
     def head_dim(self) -> int:

@@ -46,17 +46,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
-def resample_positions(pos: Tensor, grid: tuple[int, int]) -> Tensor:
+def resample_positions(pos: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
     """Resize a learned position grid so that the model accepts another image size.
 
-    pos: (1, N, D), a square grid without its class token. grid: (rows, columns), in patches.
-    Returns (1, rows * columns, D). Raises ValueError when N is not a square.
+    pos: (1, N, D), without class token and registers. grid: (rows, columns), in patches; old: those of pos
+    (default: a square). Returns (1, rows * columns, D). Raises ValueError when N is not rows * columns of `old`.
     Source: Dosovitskiy et al. 2021, section 3.2 (2-D interpolation).
     """
     N, D = pos.shape[1:]
-    side = round(N**0.5)
-    if side * side != N:
-        raise ValueError(f"{N} positions are not a square grid: pass them without class token or registers")
-    square = pos.view(1, side, side, D).permute(0, 3, 1, 2)
-    resized = F.interpolate(square, size=grid, mode="bicubic", antialias=True, align_corners=False)
+    rows, columns = old or (round(N**0.5),) * 2
+    if rows * columns != N:
+        kind = f"a {rows} x {columns} grid" if old else "a square grid"
+        raise ValueError(f"{N} positions are not {kind}: pass them without class token or registers")
+    table = pos.view(1, rows, columns, D).permute(0, 3, 1, 2)
+    resized = F.interpolate(table, size=grid, mode="bicubic", antialias=True, align_corners=False)
     return resized.permute(0, 2, 3, 1).reshape(1, -1, D)

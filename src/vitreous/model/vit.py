@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.attention import Attention, make_norm
@@ -22,7 +23,7 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.bias)
-        self.act = nn.GELU()
+        self.act = nn.GELU("none" if config.gelu == "exact" else "tanh")
         self.drop1 = nn.Dropout(config.dropout)
         self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.bias)
         self.drop2 = nn.Dropout(config.dropout)
@@ -80,7 +81,7 @@ class Block(nn.Module):
 
 
 class Pool(nn.Module):
-    """Tokens (B, N, D) -> the vector that the head reads, (B, D)."""
+    """Tokens (B, N, D) -> the vector that the head reads, (B, D) or, for `cls_mean`, (B, 2 D)."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -95,6 +96,8 @@ class Pool(nn.Module):
         patches = x[:, self.prefix :]
         if self.kind == "mean":
             return patches.mean(dim=1)
+        if self.kind == "cls_mean":
+            return torch.cat([x[:, 0], patches.mean(dim=1)], dim=1)
         weights = self.score(patches).softmax(dim=1)  # (B, N, 1)
         return (weights.transpose(1, 2) @ patches.to(weights.dtype)).squeeze(1)
 
@@ -113,7 +116,7 @@ class Trace(NamedTuple):
 class ViT(nn.Module):
     """A Vision Transformer: images (B, C, H, W), normalised -> logits (B, K).
 
-    The sequence is [class token if pooled by it, registers, patches by row]. Started as the paper's code starts it
+    The sequence is [class token if the head reads it, registers, patches by row]. Started as the paper's code starts it
     (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding
     LeCun normal, block matrices Xavier uniform, biases 0, head 0.
     """
@@ -122,7 +125,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         self.patches = PATCH_EMBEDDINGS[config.patch_embedding](config)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.pool == "cls" else None
+        self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, config.dim)) if config.registers else None
         self._make_positions()
         self.drop = nn.Dropout(config.dropout)
@@ -134,27 +137,32 @@ class ViT(nn.Module):
         self.reset_head(config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pool(self.forward_features(images)))
+        return self.head(self.pooled(self.forward_features(images)))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """The tokens after the last block and the final norm: (B, C, H, W) -> (B, N, D)."""
+        """The tokens after the last block and, unless it follows the pool, the final norm: -> (B, N, D)."""
         x = self.embed(images)
         for block in self.blocks:
             x = block(x, self.rotary)
-        return self.norm(x)
+        return x if self.config.norm_after_pool else self.norm(x)
+
+    def pooled(self, features: Tensor) -> Tensor:
+        """What the head reads of the tokens of `forward_features`: (B, N, D) -> (B, D)."""
+        x = self.pool(features)
+        return self.norm(x) if self.config.norm_after_pool else x
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: z0 = [x_class; x_1 E; ...; x_N E] + E_pos. (B, C, H, W) -> (B, N, D)."""
         self._check_images(images)
         x = self.patches(images).to(self.norm.weight.dtype)  # under autocast too, the residuals keep full precision
-        prefix = [] if self.class_token is None else [self.class_token]  # (1, 1, D)
+        placed = self.config.placed_prefix
         if self.positions is not None:
-            x = x + self.positions[:, len(prefix) :]
-            prefix = [token + self.positions[:, :1] for token in prefix]
-        if self.registers is not None:  # they stand nowhere
-            prefix.append(self.registers)
-        if prefix:
-            x = torch.cat([*(token.expand(len(x), -1, -1) for token in prefix), x], dim=1)
+            x = x + self.positions[:, placed:]
+        if tokens := [token for token in (self.class_token, self.registers) if token is not None]:
+            prefix = torch.cat(tokens, dim=1)  # (1, P, D)
+            if self.positions is not None and placed:
+                prefix = prefix + F.pad(self.positions[:, :placed], (0, 0, 0, prefix.shape[1] - placed))
+            x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
         return self.drop(x)
 
     @property
@@ -171,27 +179,28 @@ class ViT(nn.Module):
             attention.append(block.attention.weights(block.norm1(x), self.rotary))
             x = block(x, self.rotary)
             blocks.append(x)
-        return Trace(blocks, attention, self.head(self.pool(self.norm(x))))
+        x = x if self.config.norm_after_pool else self.norm(x)
+        return Trace(blocks, attention, self.head(self.pooled(x)))
 
     def reset_head(self, num_classes: int) -> None:
         """Replace the head by a fresh one of `num_classes` outputs, which answers 0 for all of them."""
         config = ViTConfig.model_validate(self.config.model_dump() | {"num_classes": num_classes})
         like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
         self.config = config
-        last = nn.Linear(config.head_hidden or config.dim, num_classes, **like)
+        last = nn.Linear(config.head_hidden or config.pooled_dim, num_classes, **like)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
         if config.head_hidden:
-            hidden = nn.Linear(config.dim, config.head_hidden, **like)
+            hidden = nn.Linear(config.pooled_dim, config.head_hidden, **like)
             _lecun_normal(hidden)
             self.head = nn.Sequential(hidden, nn.Tanh(), last)
         else:
             self.head = last
 
     def _make_positions(self) -> None:
-        """`positions`, added to class token and patches, (1, N - registers, D) or None; or rotary tables."""
+        """`positions`, added to the tokens that have one, the last of N, (1, <= N, D) or None; or rotary tables."""
         config = self.config
-        length = config.tokens - config.registers
+        length = config.placed_prefix + math.prod(config.grid)
         tables = {
             "learned": lambda: torch.randn(length, config.dim) * 0.02,
             "sincos": lambda: sincos_1d(length, config.dim),

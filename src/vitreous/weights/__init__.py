@@ -1,5 +1,6 @@
-"""Trained models on disk."""
+"""Trained models on disk: our own, and those of other libraries."""
 
 from vitreous.weights.bundle import Bundle, find_bundle
+from vitreous.weights.load import Report, load_weights
 
-__all__ = ["Bundle", "find_bundle"]
+__all__ = ["Bundle", "Report", "find_bundle", "load_weights"]

@@ -1,0 +1,152 @@
+"""Checkpoints of Hugging Face: ViTModel, ViTForImageClassification, and DINOv2 with and without registers.
+
+Names and configs are those of the files on the Hub (model_type vit, dinov2 and dinov2_with_registers), which
+`save_pretrained` writes. Not DINOv2's giant, whose MLP is gated.
+"""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from vitreous.model import ViTConfig
+from vitreous.preprocess import Preprocess
+from vitreous.weights import maps
+from vitreous.weights.maps import BOTH, Description, Pairs, Weights, expand, merge_qkv, split_qkv
+
+NAME, HEAD = "Hugging Face", "classifier.weight"
+MARKS = ("embeddings.patch_embeddings.", ".attention.attention.query.")
+
+TENSORS = [
+    ("class_token", "embeddings.cls_token"),
+    ("registers", "embeddings.register_tokens"),
+    ("positions", "embeddings.position_embeddings"),
+]
+LAYERS = [
+    ("patches.proj", "embeddings.patch_embeddings.projection"),
+    ("blocks.{i}.attention.q", "encoder.layer.{i}.attention.attention.query"),
+    ("blocks.{i}.attention.k", "encoder.layer.{i}.attention.attention.key"),
+    ("blocks.{i}.attention.v", "encoder.layer.{i}.attention.attention.value"),
+    ("blocks.{i}.attention.proj", "encoder.layer.{i}.attention.output.dense"),
+    ("norm", "layernorm"),
+]
+VIT_LAYERS = [
+    ("blocks.{i}.norm1", "encoder.layer.{i}.layernorm_before"),
+    ("blocks.{i}.norm2", "encoder.layer.{i}.layernorm_after"),
+    ("blocks.{i}.mlp.fc1", "encoder.layer.{i}.intermediate.dense"),
+    ("blocks.{i}.mlp.fc2", "encoder.layer.{i}.output.dense"),
+]
+DINO_TENSORS = [
+    ("blocks.{i}.scale1.gamma", "encoder.layer.{i}.layer_scale1.lambda1"),
+    ("blocks.{i}.scale2.gamma", "encoder.layer.{i}.layer_scale2.lambda1"),
+]
+DINO_LAYERS = [
+    ("blocks.{i}.norm1", "encoder.layer.{i}.norm1"),
+    ("blocks.{i}.norm2", "encoder.layer.{i}.norm2"),
+    ("blocks.{i}.mlp.fc1", "encoder.layer.{i}.mlp.fc1"),
+    ("blocks.{i}.mlp.fc2", "encoder.layer.{i}.mlp.fc2"),
+]
+PREFIX = re.compile(r"(vit|dinov2|dinov2_with_registers)\.")
+
+# Tensors beside those of the function that is kept, and why they may be left out
+LEFT_OUT = {
+    "embeddings.mask_token": "stands for hidden patches, in pretraining only",
+    "pooler.dense.weight": "ViTModel's pooler: a head reads the class token itself",
+    "pooler.dense.bias": "ViTModel's pooler: a head reads the class token itself",
+}
+RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+
+
+def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
+    """(our name, their name) of every tensor, ours with q, k and v apart.
+
+    names: those of a file, which have a prefix or, of a model without a head, none.
+    """
+    dino = config.layer_scale is not None
+    prefix = ("dinov2_with_registers." if config.registers else "dinov2.") if dino else "vit."
+    if names:
+        prefix = next((found.group() for found in map(PREFIX.match, names) if found), "")
+    tensors, layers = (TENSORS + DINO_TENSORS, LAYERS + DINO_LAYERS) if dino else (TENSORS, LAYERS + VIT_LAYERS)
+    inside = expand(tensors, config.depth) + expand(layers, config.depth, BOTH)
+    return [(ours, prefix + theirs) for ours, theirs in inside] + expand([("head", "classifier")], 1, BOTH)
+
+
+def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
+    return merge_qkv(maps.to_ours(theirs, pairs(config, theirs)))
+
+
+def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
+    """The inverse, with a head's prefix. Raises ValueError for a part that their ViT and DINOv2 do not have."""
+    return maps.to_theirs(split_qkv(ours), pairs(config), "Hugging Face's ViT")
+
+
+def left_out(name: str) -> str | None:
+    """Why this tensor of a file may be left out, or None."""
+    return LEFT_OUT.get(PREFIX.sub("", name, count=1))
+
+
+def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, classes: int) -> Description:
+    """Of the config.json and preprocessor_config.json beside the weights. classes: of the head, 0 without one.
+
+    Keys that older files lack have the values of `ViTConfig` and `Dinov2Config` of transformers. Raises ValueError
+    for what our model cannot be.
+    """
+    kind = config["model_type"]
+    if kind not in ("vit", "dinov2", "dinov2_with_registers"):
+        raise ValueError(f"model_type '{kind}' is not one of vit, dinov2, dinov2_with_registers")
+    dino = kind != "vit"
+    if config.get("use_swiglu_ffn"):
+        raise ValueError("use_swiglu_ffn: our MLP is not gated")
+    act = config.get("hidden_act", "gelu")
+    if act not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
+        raise ValueError(f"hidden_act '{act}' is not one of gelu, gelu_new, gelu_pytorch_tanh")
+    if preprocessing is None:
+        raise ValueError("nothing says how images are normalised: put its preprocessor_config.json there, too")
+    dim = config["hidden_size"]
+    labels = config.get("id2label") or {}
+    model = ViTConfig(
+        image_size=config["image_size"],
+        patch_size=config["patch_size"],
+        channels=config.get("num_channels", 3),
+        num_classes=(len(labels) or classes) if classes else 1,
+        dim=dim,
+        depth=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        mlp_ratio=int(dim * config.get("mlp_ratio", 4)) / dim if dino else config["intermediate_size"] / dim,
+        qkv_bias=config.get("qkv_bias", True),
+        gelu="exact" if act == "gelu" else "tanh",
+        norm_eps=config["layer_norm_eps"],
+        layer_scale=config.get("layerscale_value", 1.0) if dino else None,
+        registers=config.get("num_register_tokens", 4) if kind == "dinov2_with_registers" else 0,
+        pool="cls_mean" if dino and classes else "cls",
+    )
+    names = tuple(str(labels[key]) for key in sorted(labels, key=int))
+    return Description(model, read_preprocessing(preprocessing), names if classes and names else None)
+
+
+def read_preprocessing(config: dict[str, Any]) -> Preprocess:
+    """Of a preprocessor_config.json. Raises ValueError for what ours cannot do."""
+    size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
+    if isinstance(size, int):  # older files; a number is a square, but the shorter side before a cut of the centre
+        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
+    if isinstance(crop, int):
+        crop = {"height": crop, "width": crop}
+    if not config.get("do_resize", True) or not isinstance(size, dict):
+        raise ValueError("preprocessor_config.json does not resize images to one size")
+    if not config.get("do_rescale", True) or abs(config.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-3:
+        raise ValueError("preprocessor_config.json does not scale pixels to 0..1")
+    if "shortest_edge" in size and crop is None:
+        raise ValueError("preprocessor_config.json leaves images of different sizes: it cuts out no centre")
+    if config.get("resample", 2) not in RESAMPLE:
+        raise ValueError(f"resample {config['resample']} is not one of {RESAMPLE}")
+    whole = size.get("shortest_edge") or size["height"]
+    target = (crop["height"], crop["width"]) if crop else (size["height"], size["width"])
+    normalised = config.get("do_normalize", True)
+    mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * 3, (1,) * 3)
+    return Preprocess(
+        image_size=target,
+        mean=mean,
+        std=std,
+        interpolation=RESAMPLE[config.get("resample", 2)],
+        fit="crop" if "shortest_edge" in size else "squash",
+        crop_fraction=min(1.0, target[0] / whole) if crop else 1.0,
+    )

@@ -1,0 +1,22 @@
+"""Our own weights: a bundle's names are those of our model."""
+
+from collections.abc import Collection
+
+import torch
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.weights import maps
+from vitreous.weights.maps import Pairs, Weights
+
+NAME, HEAD = "Vitreous", "head.weight"
+MARKS = ("patches.",)
+
+
+def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
+    """Each name of a model of this config with itself."""
+    with torch.device("meta"):
+        return [(name, name) for name in ViT(config).state_dict()]
+
+
+def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
+    return maps.to_ours(theirs, pairs(config))

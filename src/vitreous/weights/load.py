@@ -1,0 +1,315 @@
+"""Weights of any supported source into our ViT: `load_weights`.
+
+A source is a file or folder, `hf:owner/name` of the Hub, or what we have trained: a run folder, a bundle, a shipped
+name. Its tensors are renamed by the map of the library that wrote them, each of them is accounted for, and the
+preprocessing that belongs to them comes along.
+"""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.model.positions import resample_positions
+from vitreous.preprocess import Preprocess
+from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
+from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, read_config
+from vitreous.weights.maps import Description, Weights, shorten, whole
+from vitreous.weights.tensor_files import SUFFIXES, read_tensors
+
+LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
+PREPROCESSING = "preprocessor_config.json"
+UNEXPECTED = "our model of this architecture has no such tensor"
+
+
+class Report(NamedTuple):
+    """What became of each tensor of a file: it is either in `loaded` or in `left_out`."""
+
+    source: str
+    layout: str
+    """Whose names the file has."""
+    loaded: dict[str, str]
+    """Name in the file -> name in our model, where queries, keys and values of some layouts share one."""
+    left_out: dict[str, str]
+    """Name in the file -> why."""
+    fresh: tuple[str, ...]
+    """Names in our model that the file did not fill: they are as `ViT` starts them."""
+    new_head: str
+    """Why the head is a new one; empty for the file's own."""
+    resampled: tuple[tuple[int, int], tuple[int, int]] | None
+    """The grid of the file's positions and the model's, where they differ."""
+    preprocess: Preprocess
+
+    def lines(self) -> list[str]:
+        """For the user to read."""
+        count = len(self.loaded)
+        lines = [f"{self.source}: {count} of {count + len(self.left_out)} tensors loaded, named as {self.layout} does"]
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = [name for name, why in self.left_out.items() if why == reason]
+            lines.append(f"left out: {shorten(names)}: {reason}")
+        if self.new_head:
+            lines.append(f"new head, which answers 0 for every class: {self.new_head}")
+        if rest := [name for name in self.fresh if not name.startswith("head.")]:
+            lines.append(f"not in the file, started afresh: {shorten(rest)}")
+        if self.resampled:
+            old, new = (f"{rows} x {columns}" for rows, columns in self.resampled)
+            lines.append(f"positions resampled from a grid of {old} to {new}")
+        p = self.preprocess
+        lines.append(
+            f"images: {p.image_size[0]} x {p.image_size[1]}, {p.fit}, {p.interpolation}, "
+            f"mean {shorten(map('{:g}'.format, p.mean))}, std {shorten(map('{:g}'.format, p.std))}"
+        )
+        return lines
+
+
+class Match(NamedTuple):
+    """The tensors of a file that have a place in the model of its config, and those that have none."""
+
+    ours: Weights
+    loaded: dict[str, str]
+    """Name in the file -> name in `ours`."""
+    left_out: dict[str, str]
+    """Name in the file -> why."""
+    has_head: bool
+    """Whether the whole head is among `ours`."""
+
+
+def load_weights(
+    source: Path | str,
+    *,
+    arch: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    revision: str | None = None,
+    partial: bool = False,
+) -> tuple[Bundle, Report]:
+    """Read a checkpoint of timm, Hugging Face, torchvision, Google or our own into our model.
+
+    arch: name of the architecture, in timm's or torchvision's words, for a file without a config.json beside it; with
+    it, none is read. image_size: another than the checkpoint's; learned positions are resampled to it. num_classes:
+    another number than the checkpoint's makes a new head (paper, section 3.2), and a checkpoint without head needs it.
+    revision: branch, tag or commit of a Hub repository. partial: leave out what does not fit instead of refusing it.
+
+    The model is in evaluation mode, its weights float32. Raises ValueError, in one line, for anything else.
+    """
+    file = find_weights(source, revision)
+    weights = {
+        name: value.float() if value.is_floating_point() else value for name, value in read_tensors(file).items()
+    }
+    layout = recognise(file, weights)
+    said = describe(file, weights, layout, arch)
+    match = _match(file, weights, layout, said.model, partial)
+
+    classes = said.model.num_classes if num_classes is None else num_classes
+    new_head = ""
+    if not match.has_head:
+        if num_classes is None:
+            raise ValueError(f"{file} has no head: give the number of classes of a new one")
+        new_head = f"{classes} classes; the file has none"
+    elif classes != said.model.num_classes:
+        new_head = f"{classes} classes in place of {said.model.num_classes}"
+    changes = {"image_size": said.preprocess.image_size if image_size is None else image_size, "num_classes": classes}
+    changes |= {"head_hidden": 0} if new_head else {}
+    try:
+        config = ViTConfig.model_validate(said.model.model_dump() | changes)
+        preprocess = Preprocess.model_validate(said.preprocess.model_dump() | {"image_size": config.image_size})
+    except ValidationError as error:
+        raise ValueError(f"{file}: {_message(error)}") from error
+    if preprocess.channels != config.channels:
+        raise ValueError(
+            f"{file}: preprocessing gives {preprocess.channels} channels, the model reads {config.channels}"
+        )
+
+    model = ViT(config)
+    state = {name: value for name, value in match.ours.items() if not (new_head and _in_head(name))}
+    resampled = None
+    if "positions" in state and config.grid != said.model.grid:
+        resampled = said.model.grid, config.grid
+        prefix, patches = state["positions"].tensor_split([config.placed_prefix], dim=1)
+        state["positions"] = torch.cat([prefix, resample_positions(patches, config.grid, said.model.grid)], dim=1)
+    model.load_state_dict(state, strict=False)  # all names are accounted for
+    loaded = {name: home for name, home in match.loaded.items() if home in state}
+    left_out = match.left_out | {name: "a new head takes its place" for name in match.loaded.keys() - loaded.keys()}
+    fresh = tuple(name for name in model.state_dict() if name not in state)
+    names = said.class_names if said.class_names and not new_head else tuple(map(str, range(classes)))
+    if len(names) != classes:
+        raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
+    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, preprocess)
+    return Bundle(model.eval(), preprocess, names), report
+
+
+def find_weights(source: Path | str, revision: str | None = None) -> Path:
+    """The weight file of a source, fetched from the Hub if need be. Raises ValueError where there is none, or several."""
+    if isinstance(source, str) and source.startswith("hf:"):
+        return _download(source.removeprefix("hf:"), revision)
+    if revision is not None:
+        raise ValueError(f"revision '{revision}' belongs to a repository of the Hub, hf:owner/name, not to '{source}'")
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        try:
+            return find_bundle(source) / WEIGHTS
+        except ValueError as error:
+            raise ValueError(f"{error}; others' weights are a file, a folder or hf:owner/name") from error
+    for file in (path / "model" / WEIGHTS, path / WEIGHTS, path / "pytorch_model.bin"):
+        if file.is_file():
+            return file
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if len(files) != 1:
+        found = f"several weight files: {shorten(file.name for file in files)}" if files else "no weight file"
+        raise ValueError(f"{path} holds {found}: give one of them, or a folder with {WEIGHTS} and {CONFIG}")
+    return files[0]
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    """Fetch weights and configs of a Hub repository, or take them from its cache. Raises ValueError."""
+    from huggingface_hub import snapshot_download
+
+    if repo.count("/") != 1 or not all(repo.split("/")):
+        raise ValueError(f"'hf:{repo}' is not a repository of the Hub: write hf:owner/name")
+    for name in (WEIGHTS, "pytorch_model.bin"):  # the second is fetched only where the first is missing
+        try:
+            root = snapshot_download(repo, revision=revision, allow_patterns=[name, CONFIG, PREPROCESSING])
+        except Exception as error:  # from no network to no such repository
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ValueError(
+                f"cannot download {repo} ({reason}): connect to the network, or give a folder with {WEIGHTS} and {CONFIG}"
+            ) from error
+        if Path(root, name).is_file():
+            return Path(root, name)
+    raise ValueError(f"hf:{repo} has neither {WEIGHTS} nor pytorch_model.bin: download its weights and give the file")
+
+
+def recognise(file: Path, weights: Weights) -> ModuleType:
+    """The map whose names these are. Raises ValueError for those of none."""
+    for layout in LAYOUTS:
+        if any(mark in name for name in weights for mark in layout.MARKS):
+            return layout
+    raise ValueError(
+        f"{file} is no ViT of {', '.join(layout.NAME for layout in LAYOUTS)}: its tensors are {shorten(weights)}"
+    )
+
+
+def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None) -> Description:
+    """What the checkpoint is, of the given name, the config.json beside it or, of Google's, its shapes."""
+    head = weights.get(layout.HEAD)
+    classes = len(head) if head is not None and head.ndim == 2 else 0
+    known = getattr(layout, "ARCHITECTURES", {})
+    if arch is not None:
+        if arch not in known:
+            raise ValueError(
+                f"{file} has the names of {layout.NAME}, which has no architecture '{arch}'"
+                + (f": use one of {', '.join(known)}" if known else f": leave it out and put its {CONFIG} beside it")
+            )
+        return layout.from_architecture(arch, classes)
+    if layout is from_google:
+        try:
+            return from_google.from_weights(weights)
+        except ValueError as error:
+            raise ValueError(f"{file}: {_message(error)}") from error
+    config = _read_json(file.with_name(CONFIG))
+    if config is None:
+        way = f"put its {CONFIG} beside it" + (
+            f", or give the architecture, one of {', '.join(known)}" if known else ""
+        )
+        raise ValueError(
+            f"{file} does not say how many heads it has, nor its norms' epsilon, nor its images' mean: {way}"
+        )
+    if "preprocess" in config:  # ours says all, whatever the names
+        return Description(*read_config(file.parent))
+    try:
+        if "architecture" in config and layout is from_timm:
+            return from_timm.from_config(config, classes)
+        if "model_type" in config and layout is from_huggingface:
+            return from_huggingface.from_config(config, _read_json(file.with_name(PREPROCESSING)), classes)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file.with_name(CONFIG)} does not say what it should: {type(error).__name__} {error}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{file.with_name(CONFIG)}: {_message(error)}") from error
+    raise ValueError(
+        f"{file.with_name(CONFIG)} does not describe weights with the names of {layout.NAME}, as {file} has"
+    )
+
+
+def _message(error: ValueError) -> str:
+    """In one line."""
+    if isinstance(error, ValidationError):
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        return (f"{where}: " if where else "") + fault["msg"].removeprefix("Value error, ")
+    return str(error)
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    """None where there is no such file. Raises ValueError for one that holds no object."""
+    try:
+        content = json.loads(file.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object but {type(content).__name__}")
+    return content
+
+
+def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, partial: bool) -> Match:
+    """Account for every tensor of the file and of a model of this config. Raises ValueError for any fault."""
+    with torch.device("meta"):
+        expected = ViT(config).state_dict()
+    homes = {name: whole(ours) for ours, name in layout.pairs(config, weights) if whole(ours) in expected}
+    headless = not any(_in_head(homes[name]) for name in weights.keys() & homes.keys())
+    missing = [name for name, home in homes.items() if name not in weights and not (headless and _in_head(home))]
+    missing += sorted(expected.keys() - set(homes.values()))
+    ours = layout.to_ours(weights, config)
+    misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
+    left_out = {name: _why_left_out(name, layout) for name in weights if name not in homes}
+    unexpected = [name for name, reason in left_out.items() if reason == UNEXPECTED]
+    if (missing or unexpected or misfits) and not partial:
+        faults = [f"missing {shorten(missing)}"] if missing else []
+        faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
+        faults += [f"misfits {shorten(f'{name} {reason}' for name, reason in misfits.items())}"] if misfits else []
+        raise ValueError(
+            f"{file} is not what its config or architecture says: {'; '.join(faults)}: "
+            f"give the right one, or ask for a partial load"
+        )
+    ours = {name: value for name, value in ours.items() if name not in misfits}
+    left_out |= {
+        name: misfits.get(home, "others of its tensor are missing or of another shape")
+        for name, home in homes.items()
+        if name in weights and home not in ours
+    }
+    if not ours:
+        raise ValueError(f"{file} has nothing that fits its config or architecture")
+    loaded = {name: homes[name] for name in weights if name not in left_out}
+    return Match(ours, loaded, left_out, all(name in ours for name in expected if _in_head(name)))
+
+
+def _misfit(value: Tensor, expected: Tensor | None) -> str:
+    """Why a tensor cannot take its place, or nothing."""
+    if expected is None:
+        return f"{tuple(value.shape)}, incomplete"
+    if value.shape != expected.shape:
+        return f"is {tuple(value.shape)}, expected {tuple(expected.shape)}"
+    if value.is_floating_point() != expected.is_floating_point():
+        return f"is {value.dtype}, expected {expected.dtype}"
+    if not torch.isfinite(value).all():
+        return "is not finite: it holds NaN or infinity"
+    return ""
+
+
+def _why_left_out(name: str, layout: ModuleType) -> str:
+    known = from_huggingface.left_out(name) if layout is from_huggingface else None
+    return known or UNEXPECTED
+
+
+def _in_head(name: str) -> bool:
+    return name.startswith("head.")
