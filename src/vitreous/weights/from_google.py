@@ -1,9 +1,9 @@
 """The original .npz checkpoints of the paper's authors and of "How to train your ViT", with `pre_logits` and without.
 
-Names and layout are those of github.com/google-research/vision_transformer (models_vit.py). Its kernels are
-(inputs, outputs), those of attention (D, h, d) and (h, d, D), those of convolutions (P, P, C, D). The tensors' shapes say all
-but three things, which are the same in all of these files: LayerNorm's epsilon is 1e-6, GELU is the approximation by
-tanh (Flax's default for both), and images are resized bilinearly to a square and scaled to -1..1 (input_pipeline.py).
+Names and layout are those of github.com/google-research/vision_transformer (models_vit.py): kernels are (inputs,
+outputs), those of attention (D, h, d) and (h, d, D), that of the patches (P, P, C, D). The shapes say all but three
+things, which are the same in all of these files: LayerNorm's epsilon is 1e-6 and GELU the approximation by tanh,
+both Flax's defaults, and images are resized bilinearly to a square and scaled to -1..1 (input_pipeline.py).
 """
 
 import math

@@ -5,6 +5,7 @@ name. Its tensors are renamed by the map of the library that wrote them, each of
 preprocessing that belongs to them comes along.
 """
 
+import difflib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
 PREPROCESSING = "preprocessor_config.json"
 UNEXPECTED = "our model of this architecture has no such tensor"
+SEPARATE = "has no queries, keys and values of its shape to stand with"
 
 
 class Report(NamedTuple):
@@ -98,9 +100,8 @@ def load_weights(
     The model is in evaluation mode, its weights float32. Raises ValueError, in one line, for anything else.
     """
     file = find_weights(source, revision)
-    weights = {
-        name: value.float() if value.is_floating_point() else value for name, value in read_tensors(file).items()
-    }
+    tensors = read_tensors(file)
+    weights = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
     layout = recognise(file, weights)
     said = describe(file, weights, layout, arch)
     match = _match(file, weights, layout, said.model, partial)
@@ -121,9 +122,7 @@ def load_weights(
     except ValidationError as error:
         raise ValueError(f"{file}: {_message(error)}") from error
     if preprocess.channels != config.channels:
-        raise ValueError(
-            f"{file}: preprocessing gives {preprocess.channels} channels, the model reads {config.channels}"
-        )
+        raise ValueError(f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}")
 
     model = ViT(config)
     state = {name: value for name, value in match.ours.items() if not (new_head and _in_head(name))}
@@ -144,7 +143,7 @@ def load_weights(
 
 
 def find_weights(source: Path | str, revision: str | None = None) -> Path:
-    """The weight file of a source, fetched from the Hub if need be. Raises ValueError where there is none, or several."""
+    """The weight file of a source, fetched from the Hub if need be. Raises ValueError where there is not one."""
     if isinstance(source, str) and source.startswith("hf:"):
         return _download(source.removeprefix("hf:"), revision)
     if revision is not None:
@@ -179,7 +178,7 @@ def _download(repo: str, revision: str | None) -> Path:
         except Exception as error:  # from no network to no such repository
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise ValueError(
-                f"cannot download {repo} ({reason}): connect to the network, or give a folder with {WEIGHTS} and {CONFIG}"
+                f"cannot download {repo} ({reason}): connect to the network, or give a folder that has its files"
             ) from error
         if Path(root, name).is_file():
             return Path(root, name)
@@ -203,10 +202,9 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     known = getattr(layout, "ARCHITECTURES", {})
     if arch is not None:
         if arch not in known:
-            raise ValueError(
-                f"{file} has the names of {layout.NAME}, which has no architecture '{arch}'"
-                + (f": use one of {', '.join(known)}" if known else f": leave it out and put its {CONFIG} beside it")
-            )
+            near = difflib.get_close_matches(arch, known, n=3, cutoff=0.5)
+            way = f"use {' or '.join(near or list(known)[:3])}" if known else "give none"
+            raise ValueError(f"{file} has the names of {layout.NAME}, which has no architecture '{arch}' here: {way}")
         return layout.from_architecture(arch, classes)
     if layout is from_google:
         try:
@@ -215,28 +213,21 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
             raise ValueError(f"{file}: {_message(error)}") from error
     config = _read_json(file.with_name(CONFIG))
     if config is None:
-        way = f"put its {CONFIG} beside it" + (
-            f", or give the architecture, one of {', '.join(known)}" if known else ""
-        )
-        raise ValueError(
-            f"{file} does not say how many heads it has, nor its norms' epsilon, nor its images' mean: {way}"
-        )
+        way = f"put its {CONFIG} beside it" + (f", or give its architecture: {shorten(known)}" if known else "")
+        raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
     if "preprocess" in config:  # ours says all, whatever the names
         return Description(*read_config(file.parent))
+    path = file.with_name(CONFIG)
     try:
         if "architecture" in config and layout is from_timm:
             return from_timm.from_config(config, classes)
         if "model_type" in config and layout is from_huggingface:
             return from_huggingface.from_config(config, _read_json(file.with_name(PREPROCESSING)), classes)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file.with_name(CONFIG)} does not say what it should: {type(error).__name__} {error}"
-        ) from error
+        raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
-        raise ValueError(f"{file.with_name(CONFIG)}: {_message(error)}") from error
-    raise ValueError(
-        f"{file.with_name(CONFIG)} does not describe weights with the names of {layout.NAME}, as {file} has"
-    )
+        raise ValueError(f"{path}: {_message(error)}") from error
+    raise ValueError(f"{path} is no config of {layout.NAME}, whose names {file.name} has")
 
 
 def _message(error: ValueError) -> str:
@@ -269,23 +260,20 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, 
     headless = not any(_in_head(homes[name]) for name in weights.keys() & homes.keys())
     missing = [name for name, home in homes.items() if name not in weights and not (headless and _in_head(home))]
     missing += sorted(expected.keys() - set(homes.values()))
-    ours = layout.to_ours(weights, config)
+    ours = {name: value for name, value in layout.to_ours(weights, config).items() if whole(name) in expected}
     misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
     left_out = {name: _why_left_out(name, layout) for name in weights if name not in homes}
     unexpected = [name for name, reason in left_out.items() if reason == UNEXPECTED]
     if (missing or unexpected or misfits) and not partial:
         faults = [f"missing {shorten(missing)}"] if missing else []
         faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
-        faults += [f"misfits {shorten(f'{name} {reason}' for name, reason in misfits.items())}"] if misfits else []
+        faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
         raise ValueError(
-            f"{file} is not what its config or architecture says: {'; '.join(faults)}: "
-            f"give the right one, or ask for a partial load"
+            f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one, or load partially"
         )
     ours = {name: value for name, value in ours.items() if name not in misfits}
     left_out |= {
-        name: misfits.get(home, "others of its tensor are missing or of another shape")
-        for name, home in homes.items()
-        if name in weights and home not in ours
+        name: misfits.get(home, SEPARATE) for name, home in homes.items() if name in weights and home not in ours
     }
     if not ours:
         raise ValueError(f"{file} has nothing that fits its config or architecture")
@@ -296,7 +284,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, 
 def _misfit(value: Tensor, expected: Tensor | None) -> str:
     """Why a tensor cannot take its place, or nothing."""
     if expected is None:
-        return f"{tuple(value.shape)}, incomplete"
+        return SEPARATE
     if value.shape != expected.shape:
         return f"is {tuple(value.shape)}, expected {tuple(expected.shape)}"
     if value.is_floating_point() != expected.is_floating_point():
