@@ -269,7 +269,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, 
         faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
         faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
         raise ValueError(
-            f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one, or load partially"
+            f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one or load partially"
         )
     ours = {name: value for name, value in ours.items() if name not in misfits}
     left_out |= {
