@@ -156,7 +156,7 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
         crop_fraction=said.get("crop_pct") or crop,
         fit="squash" if mode == "squash" else "crop",
     )
-    labels = said.get("label_names")
+    labels = config.get("label_names") or said.get("label_names")
     return Description(model, preprocess, tuple(map(str, labels)) if isinstance(labels, list | tuple) else None)
 
 

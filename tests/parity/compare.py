@@ -1,0 +1,115 @@
+"""What the comparisons of imported weights share: random weights, outputs block by block, and mistakes to notice."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.model import ViT
+
+TOLERANCE = 1e-5
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """Every parameter random, embeddings so small that an epsilon of 1e-6 shows in their norm."""
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        fan_in = parameter[0].numel() if parameter.ndim > 1 else 1
+        nn.init.normal_(parameter, std=fan_in**-0.5)
+        if any(part in name for part in ("embed", "conv_proj", "cls_token", "class_token", "reg_token")):
+            parameter.data *= 1e-2
+    return model.eval()
+
+
+@torch.no_grad()
+def outputs(model: nn.Module, blocks: Iterable[nn.Module], images: Tensor) -> list[Tensor]:
+    """What each block of a peer gives, and what the model gives."""
+    found = []
+
+    def keep(module: nn.Module, args: tuple, output: Tensor) -> None:
+        found.append(output)
+
+    hooks = [block.register_forward_hook(keep) for block in blocks]
+    answer = model(images)
+    for hook in hooks:
+        hook.remove()
+    return [*found, getattr(answer, "logits", answer)]
+
+
+def differences(ours: ViT, expected: list[Tensor], images: Tensor) -> list[float]:
+    """The largest difference of each block's output, of the logits, and of the logits of the plain pass."""
+    trace = ours.trace(images)
+    with torch.no_grad():
+        found = [*trace.blocks, trace.logits, ours(images)]
+    return [(mine - yours).abs().max().item() for mine, yours in zip(found, [*expected, expected[-1]], strict=True)]
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+MISTAKES: dict[str, Callable[[ViT], None]] = {}
+
+
+def mistake(plant: Callable[[ViT], None]) -> Callable[[ViT], None]:
+    MISTAKES[plant.__name__] = plant
+    return plant
+
+
+@mistake
+def transposed_kernel(model: ViT) -> None:
+    proj = model.blocks[0].attention.proj  # square, so that no shape shows it
+    proj.weight.data = proj.weight.data.T.contiguous()
+
+
+@mistake
+def patch_kernel_with_rows_and_columns_exchanged(model: ViT) -> None:
+    model.patches.proj.weight.data = model.patches.proj.weight.data.mT.contiguous()
+
+
+@mistake
+def queries_and_keys_swapped(model: ViT) -> None:
+    qkv = model.blocks[1].attention.qkv
+    q, k, v = qkv.weight.data.chunk(3)
+    qkv.weight.data = torch.cat([k, q, v])
+
+
+@mistake
+def heads_interleaved(model: ViT) -> None:
+    qkv, heads = model.blocks[0].attention.qkv, model.config.heads
+    qkv.weight.data = qkv.weight.data.unflatten(0, (3, heads, -1)).transpose(1, 2).flatten(0, 2)
+
+
+@mistake
+def another_number_of_heads(model: ViT) -> None:
+    for block in model.blocks:
+        block.attention.heads //= 2
+
+
+@mistake
+def wrong_epsilon(model: ViT) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-5 if module.eps < 1e-5 else 1e-6
+
+
+@mistake
+def the_other_gelu(model: ViT) -> None:
+    for block in model.blocks:
+        block.mlp.act = nn.GELU("none" if model.config.gelu == "tanh" else "tanh")
+
+
+@mistake
+def norms_swapped(model: ViT) -> None:
+    block = model.blocks[0]
+    block.norm1, block.norm2 = block.norm2, block.norm1
+
+
+@mistake
+def no_final_norm(model: ViT) -> None:
+    model.norm.forward = lambda x: x
+
+
+@mistake
+def positions_of_neighbours(model: ViT) -> None:
+    model.positions.data = model.positions.data.roll(1, dims=1)

@@ -1,0 +1,213 @@
+"""Hugging Face's checkpoints, as `save_pretrained` writes them, are the same function in our model, and come back."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from compare import MISTAKES, TOLERANCE, differences, outputs, randomise, same_bits
+from PIL import Image
+from safetensors.torch import load_file
+
+from vitreous.weights import from_huggingface, load_weights
+
+try:
+    from transformers import (
+        BitImageProcessor,
+        Dinov2Config,
+        Dinov2ForImageClassification,
+        Dinov2Model,
+        Dinov2WithRegistersConfig,
+        Dinov2WithRegistersForImageClassification,
+        ViTConfig,
+        ViTForImageClassification,
+        ViTImageProcessor,
+        ViTModel,
+    )
+except Exception as error:  # a broken install of it or of what it imports raises anything
+    pytest.skip(f"transformers does not import: {error}", allow_module_level=True)
+
+SMALL = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "id2label": {i: name for i, name in enumerate("abcdefg")},
+}
+KINDS = {
+    "vit": (ViTForImageClassification, ViTConfig, {"intermediate_size": 96}),
+    "vit, rectangular": (
+        ViTForImageClassification,
+        ViTConfig,
+        {"intermediate_size": 96, "image_size": (24, 40), "patch_size": (8, 4), "num_channels": 1},
+    ),
+    "vit, no qkv bias": (ViTForImageClassification, ViTConfig, {"intermediate_size": 64, "qkv_bias": False}),
+    "vit, tanh": (ViTForImageClassification, ViTConfig, {"intermediate_size": 96, "hidden_act": "gelu_pytorch_tanh"}),
+    "dinov2": (Dinov2ForImageClassification, Dinov2Config, {}),
+    "dinov2, registers": (
+        Dinov2WithRegistersForImageClassification,
+        Dinov2WithRegistersConfig,
+        {"num_register_tokens": 3},
+    ),
+}
+
+
+def made(folder, model_class, config_class, changes):
+    """A model of theirs with random weights, written to the folder with its preprocessing."""
+    model = randomise(model_class(config_class(**(SMALL | changes))))
+    model.save_pretrained(folder)
+    channels = model.config.num_channels
+    write_preprocessing(
+        folder, ViTImageProcessor(image_mean=[0.4] * channels, image_std=[0.2] * channels), model.config
+    )
+    return model
+
+
+def write_preprocessing(folder, processor, config=None):
+    said = json.loads(processor.to_json_string())
+    if config is not None:
+        height, width = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        said["size"] = {"height": height, "width": width}
+    (folder / "preprocessor_config.json").write_text(json.dumps(said))
+
+
+def blocks_of(model):
+    inner = getattr(model, model.base_model_prefix, model)
+    return inner.layers if hasattr(inner, "layers") else inner.encoder.layer
+
+
+def images_for(bundle):
+    torch.manual_seed(1)
+    return torch.randn(4, *bundle.preprocess.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_and_logits_equal_theirs_and_return_bit_for_bit(tmp_path, kind):
+    theirs = made(tmp_path, *KINDS[kind])
+    bundle, report = load_weights(tmp_path)
+    images = images_for(bundle)
+    expected = outputs(theirs, blocks_of(theirs), images)
+    assert max(differences(bundle.model, expected, images)) < TOLERANCE and expected[-1].std() > 0.1
+    file = load_file(tmp_path / "model.safetensors")
+    masks = {name for name in file if "mask_token" in name}
+    assert set(report.left_out) == masks and set(report.loaded) == set(file) - masks
+    back = from_huggingface.to_theirs(bundle.model.state_dict(), bundle.model.config)
+    assert same_bits(back, {name: value for name, value in file.items() if name not in masks})
+    assert bundle.class_names == tuple("abcdefg")
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2, registers"])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_comparison_notices(tmp_path, name, kind):
+    theirs = made(tmp_path, *KINDS[kind])
+    bundle, _ = load_weights(tmp_path)
+    images = images_for(bundle)
+    MISTAKES[name](bundle.model)
+    assert max(differences(bundle.model, outputs(theirs, blocks_of(theirs), images), images)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "changes"),
+    [(ViTModel, ViTConfig, {"intermediate_size": 96}), (Dinov2Model, Dinov2Config, {})],
+)
+def test_a_model_without_head_needs_a_number_of_classes_and_gives_its_features(
+    tmp_path, model_class, config_class, changes
+):
+    theirs = made(tmp_path, model_class, config_class, changes)
+    with pytest.raises(ValueError, match=r"has no head: give the number of classes of a new one$"):
+        load_weights(tmp_path)
+    bundle, report = load_weights(tmp_path, num_classes=3)
+    images = images_for(bundle)
+    with torch.no_grad():
+        expected = theirs(images).last_hidden_state
+        torch.testing.assert_close(bundle.model.forward_features(images), expected, rtol=0, atol=TOLERANCE)
+        assert torch.equal(bundle.model(images), torch.zeros(4, 3))
+    assert report.new_head == "3 classes; the file has none" and report.fresh == ("head.weight", "head.bias")
+    left = {"pooler.dense.weight", "pooler.dense.bias"} if model_class is ViTModel else {"embeddings.mask_token"}
+    assert set(report.left_out) == left
+    assert any("left out: " in line and ("pooler" in line or "pretraining" in line) for line in report.lines())
+
+
+@pytest.mark.parametrize("size", [(48, 48), (24, 40)])
+def test_positions_are_resampled_as_dinov2_with_registers_does(tmp_path, size):
+    theirs = made(tmp_path, *KINDS["dinov2, registers"])
+    bundle, report = load_weights(tmp_path, image_size=size)
+    assert report.resampled == ((4, 4), (size[0] // 8, size[1] // 8))
+    images = images_for(bundle)
+    expected = outputs(theirs, blocks_of(theirs), images)
+    assert max(differences(bundle.model, expected, images)) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(90, 60), (61, 98), (50, 50)])  # an odd remainder they halve down, we to even
+@pytest.mark.parametrize(
+    "processor",
+    [
+        ViTImageProcessor(size={"height": 32, "width": 32}, resample=3),
+        BitImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}),
+    ],
+    ids=["squash", "crop"],
+)
+def test_images_are_prepared_as_theirs_are(tmp_path, processor, size):
+    write_preprocessing(tmp_path, processor)
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    preprocess = from_huggingface.read_preprocessing(said)
+    smooth = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)
+    image = Image.fromarray(smooth).resize(size, Image.Resampling.BICUBIC)
+    expected = processor(image, return_tensors="pt")["pixel_values"][0]
+    found = preprocess.normalise(torch.from_numpy(preprocess.fit_image(image))[None])[0]
+    level = 1 / 255 / min(preprocess.std)
+    assert found.shape == expected.shape
+    assert (found - expected).abs().mean() < level and (found - expected).abs().max() < 6 * level
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"size": 32}, ((32, 32), "squash", 1.0)),
+        ({"size": {"height": 32, "width": 24}}, ((32, 24), "squash", 1.0)),
+        ({"size": 64, "do_center_crop": True, "crop_size": 56}, ((56, 56), "crop", 0.875)),
+        (
+            {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
+            ((32, 32), "crop", 0.5),
+        ),
+    ],
+)
+def test_sizes_of_older_and_newer_preprocessing_are_read(said, found):
+    preprocess = from_huggingface.read_preprocessing(said | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+    assert (preprocess.image_size, preprocess.fit, preprocess.crop_fraction) == found
+    assert preprocess.interpolation == "bilinear"
+
+
+def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
+    made(tmp_path, *KINDS["dinov2, registers"])
+    processor = BitImageProcessor(size={"shortest_edge": 20}, crop_size={"height": 16, "width": 16})
+    write_preprocessing(tmp_path, processor)
+    bundle, report = load_weights(tmp_path)
+    assert bundle.model.config.image_size == bundle.preprocess.image_size == (16, 16)
+    assert report.resampled == ((4, 4), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn: our MLP is not gated"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new, gelu_pytorch_tanh"),
+        ({"model_type": "swin"}, "model_type 'swin' is not one of vit, dinov2, dinov2_with_registers"),
+        ({"num_attention_heads": 5}, "dim 48 is not divisible by heads 5: each head is dim / heads wide"),
+    ],
+)
+def test_what_our_model_cannot_be_is_refused_by_its_part(tmp_path, changes, reason):
+    made(tmp_path, *KINDS["dinov2"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError) as caught:
+        load_weights(tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {reason}"
+
+
+def test_a_config_that_does_not_say_how_images_are_normalised_is_not_enough(tmp_path):
+    made(tmp_path, *KINDS["vit"])
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="nothing says how images are normalised"):
+        load_weights(tmp_path)

@@ -1,0 +1,98 @@
+"""torchvision's checkpoints are the same function in our model, and come back bit for bit."""
+
+import json
+
+import pytest
+import torch
+from compare import MISTAKES, TOLERANCE, differences, outputs, randomise, same_bits
+from torch import nn
+
+from vitreous.model import ViT, ViTConfig
+from vitreous.preprocess import Preprocess
+from vitreous.weights import from_torchvision, load_weights
+
+try:
+    from torchvision import models
+    from torchvision.models.vision_transformer import VisionTransformer
+except Exception as error:  # a broken install of it or of what it imports raises anything
+    pytest.skip(f"torchvision does not import: {error}", allow_module_level=True)
+
+SMALL = {"image_size": 32, "patch_size": 8}
+THEIRS = SMALL | {"num_layers": 2, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 96, "num_classes": 7}
+OURS = SMALL | {"depth": 2, "heads": 4, "dim": 48, "mlp_ratio": 2, "num_classes": 7}
+
+
+def made(folder, **changes):
+    """A model of theirs with random weights, as a .pth file beside a config of ours."""
+    model = randomise(VisionTransformer(**(THEIRS | changes)))
+    torch.save(model.state_dict(), folder / "vit.pth")
+    config = ViTConfig(**OURS, head_hidden=changes.get("representation_size", 0))
+    preprocess = Preprocess(image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    said = {"model": config.model_dump(mode="json"), "preprocess": preprocess.model_dump(mode="json")}
+    (folder / "config.json").write_text(json.dumps(said | {"class_names": list("abcdefg")}))
+    return model
+
+
+def images():
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("changes", [{}, {"representation_size": 20}], ids=["plain", "pre_logits"])
+def test_blocks_and_logits_equal_those_of_torchvision_and_return_bit_for_bit(tmp_path, changes):
+    theirs = made(tmp_path, **changes)
+    bundle, report = load_weights(tmp_path)
+    expected = outputs(theirs, theirs.encoder.layers, images())
+    assert max(differences(bundle.model, expected, images())) < TOLERANCE and expected[-1].std() > 0.1
+    state = theirs.state_dict()
+    assert set(report.loaded) == set(state) and not report.left_out
+    assert same_bits(from_torchvision.to_theirs(bundle.model.state_dict(), bundle.model.config), state)
+
+
+def test_a_new_head_replaces_pre_logits_too(tmp_path):
+    theirs = made(tmp_path, representation_size=20)
+    bundle, report = load_weights(tmp_path, num_classes=3)
+    assert isinstance(bundle.model.head, nn.Linear) and bundle.model.config.head_hidden == 0
+    assert report.new_head == "3 classes in place of 7" and bundle.class_names == ("0", "1", "2")
+    assert set(report.left_out) == {name for name in theirs.state_dict() if name.startswith("heads.")}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_comparison_notices(tmp_path, name):
+    theirs = made(tmp_path)
+    ours = load_weights(tmp_path)[0].model
+    MISTAKES[name](ours)
+    assert max(differences(ours, outputs(theirs, theirs.encoder.layers, images()), images())) > 10 * TOLERANCE
+
+
+def test_files_from_before_the_mlp_was_renamed_are_read(tmp_path):
+    theirs = made(tmp_path)
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): value
+        for name, value in theirs.state_dict().items()
+    }
+    torch.save(old, tmp_path / "vit.pth")
+    bundle, report = load_weights(tmp_path)
+    assert set(report.loaded) == set(old) and "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in old
+    assert max(differences(bundle.model, outputs(theirs, theirs.encoder.layers, images()), images())) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", from_torchvision.ARCHITECTURES)
+def test_architectures_are_those_of_torchvision(name):
+    function, _, weights = name.partition(".")
+    family = models.get_model_weights(function)
+    weights = family[weights] if weights else next(iter(family))
+    said = from_torchvision.from_architecture(name, classes=1000)
+    side = weights.meta["min_size"][0]
+    with torch.device("meta"):
+        theirs = models.get_model(function, image_size=side)
+        ours = ViT(said.model)
+    shapes = {key: value.shape for key, value in from_torchvision.to_theirs(ours.state_dict(), said.model).items()}
+    assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
+    assert sum(p.numel() for p in ours.parameters()) == weights.meta["num_params"]
+    block = theirs.encoder.layers[0]
+    assert (said.model.heads, said.model.norm_eps) == (block.num_heads, block.ln_1.eps)
+    transform, preprocess = weights.transforms(), said.preprocess
+    assert preprocess.image_size == (side, side) == (transform.crop_size[0],) * 2
+    assert round(side / preprocess.crop_fraction) == transform.resize_size[0] and preprocess.fit == "crop"
+    assert preprocess.interpolation == transform.interpolation.value
+    assert (list(preprocess.mean), list(preprocess.std)) == (transform.mean, transform.std)
