@@ -48,7 +48,10 @@ def to_ours(theirs: Weights, pairs: Pairs) -> Weights:
 
 
 def to_theirs(ours: Weights, pairs: Pairs, layout: str) -> Weights:
-    """Tensors under their names. Raises ValueError for one that the layout has no place for."""
+    """Tensors under their names. Raises ValueError for one that the layout has no place for.
+
+    Parts without tensors of their own, such as rotary positions or the GELU's kind, are the caller's to check.
+    """
     names = dict(pairs)
     if homeless := sorted(ours.keys() - names.keys()):
         raise ValueError(f"{layout} has no place for {shorten(homeless)}: this model cannot be written in its names")

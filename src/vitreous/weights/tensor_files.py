@@ -2,13 +2,13 @@
 
 import pickle
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,10 +26,12 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file} is no weight file: give one of {', '.join(SUFFIXES)}")
     try:
         if file.suffix == ".safetensors":
-            return load_file(file, device="cpu")
-        if file.suffix == ".npz":
-            return _read_npz(file)
-        return _state_dict(torch.load(file, map_location="cpu", weights_only=True), file)
+            content = load_file(file, device="cpu")
+        elif file.suffix == ".npz":
+            content = _read_npz(file)
+        else:
+            with warnings.catch_warnings(action="ignore"):  # of the protocol of a pickle, which is refused anyway
+                content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported (?:global|operand|class)[^\n]*?(?= was not| is not|\.\s|\n|$)", str(error))
         reason = found.group() if found else str(error).strip().split("\n")[0]
@@ -37,29 +39,30 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"{file} is refused: it holds more than tensors, and loading it could run code ({reason}): "
             f"save the weights alone, best as .safetensors"
         ) from error
-    except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror or error}") from error
-    except (SafetensorError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(f"{file} is damaged or no {file.suffix} file: {reason}") from error
+    return _state_dict(content, file)
 
 
 def _read_npz(file: Path) -> dict[str, Tensor]:
+    """Raises UnpicklingError for an array of objects, which is a pickle."""
+    if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
+        raise ValueError("it is no zip archive")
     tensors = {}
-    with file.open("rb") as opened:
-        if not zipfile.is_zipfile(opened):  # numpy would take it for a pickle
-            raise ValueError(f"{file} is damaged or no .npz file: it is no zip archive")
-    with np.load(file, allow_pickle=False) as arrays:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         for name in arrays.files:
             try:
                 tensors[name] = torch.from_numpy(arrays[name])
-            except (ValueError, TypeError) as error:  # an array of objects is a pickle; or a type torch has not
-                raise ValueError(f"{file} is refused: '{name}' is no plain array ({error})") from error
+            except ValueError as error:
+                if "allow_pickle" in str(error):
+                    raise pickle.UnpicklingError(f"'{name}' is an array of objects") from error
+                raise
     return tensors
 
 
 def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
-    """The dict of tensors that a file of torch is, or that it holds as `model` or `state_dict`."""
+    """The dict of tensors that a file holds, or holds as `model` or `state_dict`."""
     for key in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
