@@ -1,7 +1,8 @@
 """Checkpoints of Hugging Face: ViTModel, ViTForImageClassification, and DINOv2 with and without registers.
 
 Names and configs are those of the files on the Hub (model_type vit, dinov2 and dinov2_with_registers), which
-`save_pretrained` writes. Not DINOv2's giant, whose MLP is gated.
+`save_pretrained` writes. Not DINOv2's giant, whose MLP is gated. At another size than its config's, transformers
+resamples the positions of DINOv2 without registers without antialiasing; we do with it, as of all others.
 """
 
 import re

@@ -63,7 +63,7 @@ class Report(NamedTuple):
             lines.append(f"positions resampled from a grid of {old} to {new}")
         p = self.preprocess
         lines.append(
-            f"images: {p.image_size[0]} x {p.image_size[1]}, {p.fit}, {p.interpolation}, "
+            f"images: {p.image_size[0]} x {p.image_size[1]}, {p.fit} of {p.crop_fraction:g}, {p.interpolation}, "
             f"mean {shorten(map('{:g}'.format, p.mean))}, std {shorten(map('{:g}'.format, p.std))}"
         )
         return lines
