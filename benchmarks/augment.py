@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from vitreous.augment import draw
+from vitreous.augment import draw, plan
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe
 from vitreous.train.loop import augment_batch
@@ -51,12 +51,13 @@ def ours(policy: str, pixels: Tensor, labels: Tensor) -> Augmented:
     strong |= {"erase": ERASE, "mixup": 0.8, "cutmix": 1.0}
     config = light if policy == "light" else strong
     recipe = make_recipe({"augment": config, "model": {"num_classes": CLASSES}}, "benchmark")
-    preprocess = Preprocess(image_size=side, mean=MEAN, std=STD)
+    preprocess, fill = Preprocess(image_size=side, mean=MEAN, std=STD), torch.tensor(MEAN)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for epoch in itertools.count():
-            for draws in draw(recipe.augment, BATCHES * len(labels), 0, epoch).split(len(labels)):
-                images, targets = augment_batch(pixels, labels, draws, recipe, preprocess, epoch, 0.0)
+            draws = draw(recipe.augment, BATCHES * len(labels), 0, epoch)
+            for changes in plan(draws, recipe.augment, epoch, (side, side), len(labels)):
+                images, targets = augment_batch(pixels, labels, changes, recipe, fill, 0.0)
                 yield preprocess.normalise(images), targets
 
     endless = batches()

@@ -9,8 +9,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from pydantic import ValidationError
 
+from vitreous import augment as augmentation
 from vitreous import randaugment
-from vitreous.augment import Augment, _maps, _resample, _split, augment, draw, mix
+from vitreous.augment import Augment, Changes, _maps, _resample, _split, _whole, draw, plan
 from vitreous.randaugment import COLOR_OPS, OPS, draw_ops, warp
 
 FILL = torch.tensor([0.2, 0.5, 0.8])
@@ -40,6 +41,20 @@ def pictures(count: int, channels: int = 3, side: int = 32) -> torch.Tensor:
     return torch.from_numpy((ramp + noise + tint).clip(0, 255)).float() / 255
 
 
+def changes_of(rows: torch.Tensor, config: Augment, images: torch.Tensor, epoch: int = 0) -> Changes:
+    """The changes of these images as one batch."""
+    (changes,) = plan(rows, config, epoch, tuple(images.shape[2:]), len(images), images.device)
+    return changes
+
+
+def augment(images: torch.Tensor, rows: torch.Tensor, config: Augment, epoch: int, fill: torch.Tensor) -> torch.Tensor:
+    return augmentation.augment(images, changes_of(rows, config, images, epoch), config, fill)
+
+
+def mix(images: torch.Tensor, labels: torch.Tensor, classes: int, rows: torch.Tensor, config: Augment, progress: float):
+    return augmentation.mix(images, labels, classes, changes_of(rows, config, images), config, progress)
+
+
 def run(images: torch.Tensor, epoch: int = 0, **options) -> torch.Tensor:
     config = Augment(**options)
     rows = draw(config, len(images), seed=0, epoch=epoch)
@@ -64,6 +79,42 @@ def test_an_image_is_treated_alike_in_any_batch():
     torch.testing.assert_close(part, whole[order], atol=1e-6, rtol=0)
     lone = mix(images[:1], labels[:1], 12, table[:1], EVERYTHING, 0.0)[0]
     torch.testing.assert_close(lone, images[:1])  # its own partner
+
+
+@pytest.mark.parametrize("ahead", [1, 7, 24, 10_000])
+def test_batches_planned_together_are_those_planned_alone(monkeypatch, ahead):
+    """32 images in batches of 7, the last of 4, of which none, one, three or all are worked out at a time."""
+    images, labels, rows = pictures(32), torch.arange(32), draw(EVERYTHING, 32, seed=3, epoch=2)
+    alone = [augment(part, row, EVERYTHING, 2, FILL) for part, row in zip(images.split(7), rows.split(7), strict=True)]
+    monkeypatch.setattr(augmentation, "AHEAD", ahead)
+    planned = list(plan(rows, EVERYTHING, 2, (32, 32), 7))
+    assert len(planned) == 5
+    for part, label, row, changes, expected in zip(
+        images.split(7), labels.split(7), rows.split(7), planned, alone, strict=True
+    ):
+        ours = augmentation.augment(part, changes, EVERYTHING, FILL)
+        torch.testing.assert_close(ours, expected, atol=1e-6, rtol=0)
+        ours, theirs = (
+            augmentation.mix(part, label, 32, changes, EVERYTHING, 0.0),
+            mix(part, label, 32, row, EVERYTHING, 0),
+        )
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3, 5, 6])
+def test_a_plan_that_goes_on_has_the_very_numbers_of_a_whole_one(monkeypatch, first):
+    monkeypatch.setattr(augmentation, "AHEAD", 14)  # two batches
+    rows = draw(EVERYTHING, 40, seed=3, epoch=2)
+    whole = list(plan(rows, EVERYTHING, 2, (32, 32), 7))
+    rest = list(plan(rows, EVERYTHING, 2, (32, 32), 7, first=first))
+    assert len(whole) == 6 and len(rest) == 6 - first
+    for ours, theirs in zip(rest, whole[first:], strict=True):
+        assert list(ours.numbers) == list(theirs.numbers) == ["map", "color", "own", "cut"]
+        assert all(torch.equal(value, theirs.numbers[name]) for name, value in ours.numbers.items())
+        assert all(torch.equal(*pair) for pair in zip(ours.erased, theirs.erased, strict=True))
+        assert [each.name for each in ours.recolor] == [each.name for each in theirs.recolor]
+        for one, other in zip(ours.recolor, theirs.recolor, strict=True):
+            assert torch.equal(one.chosen, other.chosen) and torch.equal(one.argument, other.argument)
 
 
 def test_the_table_depends_on_seed_epoch_and_image_alone():
@@ -371,7 +422,7 @@ def test_geometric_operations_equal_pil(name, matrix):
     images = pictures(2)
     op, level = torch.full((2,), OPS.index(name)), torch.full((2,), 0.8, dtype=torch.float64)
     config = Augment(randaugment_ops=1, padding="mean")
-    ours = _resample(images, [warp(op, level, 32, 32)], config, FILL.view(1, 3, 1, 1))
+    ours = _resample(images, _whole([warp(op, level, 32, 32)], config, 32, 32).float(), config, FILL.view(1, 3, 1, 1))
     options = dict(resample=Image.Resampling.BILINEAR, fillcolor=tuple(int(v * 255) for v in FILL))
 
     def move(image: Image.Image) -> Image.Image:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from tiny import tiny_recipe
 
+from vitreous.model.summary import summarise
 from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names
 from vitreous.train.loop import steps_per_epoch
 from vitreous.train.optim import rate_factor
@@ -56,6 +57,13 @@ def test_shipped_recipes_say_what_they_cost_and_reach(name):
     assert headline(name) and not headline(name).startswith("#")
 
 
+@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100), ("cifar10-94", 10)])
+def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes):
+    model = read_recipe(name).resolve(image_size=(32, 32), channels=3, num_classes=classes).model
+    parameters = summarise(model).parameters
+    assert parameters <= 3_800_000 and f"{parameters:,} parameters" in headline(name) and model.tokens == 256
+
+
 # --- errors ---
 
 
@@ -68,7 +76,10 @@ def test_shipped_recipes_say_what_they_cost_and_reach(name):
         ("learning_rate: 1", "unknown key 'learning_rate'; did you mean 'optim.learning_rate'?"),
         ("model: {learning_rate: 3}", "unknown key 'model.learning_rate'; did you mean 'optim.learning_rate'?"),
         ("augment: {val_fraction: 3}", "unknown key 'augment.val_fraction'; did you mean 'data.val_fraction'?"),
-        ("qqq: 3", "unknown key 'qqq'; known are epochs, time_limit, seed, precision, patience, track, model, data"),
+        (
+            "qqq: 3",
+            "unknown key 'qqq'; known are epochs, time_limit, seed, precision, compile, patience, track, model, data",
+        ),
         ("epochs: 0", "epochs is 0: input should be greater than 0"),
         ("seed: -1", "seed is -1: input should be greater than or equal to 0"),
         ("optim: {batch_size: many}", "optim.batch_size is 'many': input should be a valid integer, unable to parse"),
@@ -156,6 +167,8 @@ def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
         ("model.image_size=[32, 64]", lambda r: r.model.image_size, (32, 64)),
         ("augment.crop_scale=[0.25, 1]", lambda r: r.augment.crop_scale, (0.25, 1.0)),
         ("patience=5", lambda r: r.patience, 5),
+        ("compile=true", lambda r: r.compile, True),
+        ("compile=reduce-overhead", lambda r: r.compile, "reduce-overhead"),
     ],
 )
 def test_an_override_is_read_as_yaml_and_typed(written, override, find, value):

@@ -1,19 +1,22 @@
 """Augmentation of a whole batch on its device: every image gets its own randomness.
 
-`draw` makes an epoch's random numbers on the host, one row for each image of the set; `augment` (geometry,
-colour, erasing) and `mix` (mixup, cutmix) are given the rows of their batch:
+`draw` makes an epoch's random numbers on the host, one row for each image of the set; `plan` works out from them,
+still on the host, what is done to the images of each batch; `augment` (geometry, colour, erasing) and `mix` (mixup,
+cutmix) do it on the device:
 
     table = draw(config, len(labels), seed, epoch)
-    images = augment(images, table[index], config, epoch, fill)
-    images, targets = mix(images, labels, num_classes, table[index], config, progress)
+    for changes in plan(table[order], config, epoch, (H, W), batch_size, device):
+        images = augment(images, changes, config, fill)
+        images, targets = mix(images, labels, num_classes, changes, config, progress)
 
 A row depends on seed, epoch and image alone. So an image is treated alike whatever the order and size of the
 batches, the device and the number of processes; and switching one option leaves the draws of others alone.
 """
 
 import math
+from collections.abc import Iterator
 from functools import reduce
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +24,9 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, model_validator
 from torch import Tensor
 
-from vitreous.randaugment import draw_ops, gray, recolor, to_device, warp
+from vitreous.randaugment import Recolor, deal, draw_ops, gray, recolor, recolorings, to_device, warp
 
+AHEAD = 4096  # images whose changes are worked out together, since every sum has a cost of its own
 ERASED_AREA = (0.02, 0.33)
 ERASED_RATIO = (0.3, 1 / 0.3)
 
@@ -146,32 +150,83 @@ def _between(u: Tensor, limit: float) -> Tensor:
     return (2 * u - 1) * limit
 
 
-def augment(images: Tensor, rows: Tensor, config: Augment, epoch: int, fill: Tensor) -> Tensor:
-    """Flip, move, recolour and erase each image by its own row.
+class Changes(NamedTuple):
+    """What is done to each image of one batch, on the images' device."""
 
-    images: float32 (B, C, H, W) in 0..1, not changed. rows: (B, K) of `draw`'s table, on the host, where they
-    are read without waiting for the device. epoch: turns alternating flips. fill: (C,), the mean colour.
-    Returns float32 (B, C, H, W) in 0..1, or `images` itself when nothing is on.
+    numbers: dict[str, Tensor]
+    """Of the features that are on, each (B, width) float32: `map`, of `_whole`; `color`, factors of brightness,
+    contrast and saturation; `own` and `cut`, of `_mixtures`."""
+    recolor: list[Recolor]
+    """RandAugment's colour operations, in their order."""
+    erased: tuple[Tensor, Tensor] | None
+    """The images that lose a box, (b,) int64, and these boxes, (b, 4), for `_inside`."""
+
+
+def plan(
+    rows: Tensor,
+    config: Augment,
+    epoch: int,
+    size: tuple[int, int],
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    first: int = 0,
+) -> Iterator[Changes]:
+    """The changes of one batch of an epoch after the other, from number `first` on.
+
+    rows: (N, K) of `draw`'s table, on the host, in the order in which the images come. epoch: turns alternating
+    flips. size: (H, W). The sums are done in float64, for many batches at a time, and sent to the device together, so
+    that a GPU is neither waited for nor kept waiting. Which batches these are does not depend on `first`: an epoch
+    that goes on has the very numbers of a whole one.
     """
-    given, (H, W) = images, images.shape[2:]
+    device, (H, W) = torch.device(device), size
     if config.shift >= min(H, W):
         raise ValueError(f"shift {config.shift} is too far for {H} x {W} px: make it less than {min(H, W)}")
-    draws = _split(rows, config)
-    fill = to_device(fill, images).view(1, -1, 1, 1)
-    maps = _maps(draws, config, epoch, H, W)
-    if config.randaugment_ops:
-        strength = config.randaugment_magnitude + config.randaugment_sd * draws["randaugment_normal"]
-        op, level = draw_ops(draws["randaugment"].unflatten(1, (-1, 3)), strength)  # each (B, n)
-        maps += [warp(op[:, i], level[:, i], H, W) for i in range(config.randaugment_ops)]
+    several, start = max(AHEAD // batch_size, 1) * batch_size, first * batch_size
+    for begin in range(start - start % several, len(rows), several):
+        draws = _split(rows[begin : begin + several], config)
+        maps = _maps(draws, config, epoch, H, W)
+        batches = -(-len(draws["flip"]) // batch_size)
+        recolors: list[list[Recolor]] = [[]] * batches
+        if config.randaugment_ops:
+            strength = config.randaugment_magnitude + config.randaugment_sd * draws["randaugment_normal"]
+            op, level = draw_ops(draws["randaugment"].unflatten(1, (-1, 3)), strength)  # each (several, n)
+            maps += [warp(op[:, i], level[:, i], H, W) for i in range(config.randaugment_ops)]
+            recolors = recolorings(op, level, batch_size, device)
+        erased: list[tuple[Tensor, Tensor] | None] = [None] * batches
+        if config.erase:
+            boxes = _erased_box(draws["erase"], config, H, W)
+            chosen = (boxes[:, 2] > boxes[:, 0]).nonzero().flatten()
+            (erased,) = deal([(chosen, boxes[chosen])], batches, batch_size, device)
 
-    if maps:
-        images = _resample(images, maps, config, fill)
-    if config.color:
-        images = _jitter(images, draws["color"], config.color)
-    if config.randaugment_ops:
-        images = recolor(images, op, level)
-    if config.erase:
-        images = _erase(images.clone() if images is given else images, _erased_box(draws["erase"], config, H, W), fill)
+        numbers = {}  # each (several, width) float64
+        if maps:
+            numbers["map"] = _whole(maps, config, H, W)
+        if config.color:
+            numbers["color"] = 1 + _between(draws["color"], config.color)
+        if config.mixup or config.cutmix:
+            numbers |= _mixtures(draws, config, H, W)
+        widths = [values.shape[1] for values in numbers.values()]
+        table = to_device(torch.cat([draws["flip"][:, :0], *numbers.values()], dim=1), device)
+        for i, part in enumerate(table.split(batch_size)):
+            if begin + i * batch_size >= start:
+                yield Changes(dict(zip(numbers, part.split(widths, dim=1), strict=True)), recolors[i], erased[i])
+
+
+def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> Tensor:
+    """Flip, move, recolour and erase each image as planned.
+
+    images: float32 (B, C, H, W) in 0..1, not changed. fill: (C,), the mean colour, on the images' device.
+    Returns float32 (B, C, H, W) in 0..1, or `images` itself when nothing is on.
+    """
+    given, fill = images, fill.view(1, -1, 1, 1)
+    if "map" in changes.numbers:
+        images = _resample(images, changes.numbers["map"], config, fill)
+    if "color" in changes.numbers:
+        images = _jitter(images, changes.numbers["color"])
+    if changes.recolor:
+        images = recolor(images, changes.recolor)
+    if changes.erased is not None:
+        images = _erase(images.clone() if images is given else images, *changes.erased, fill)
     return images
 
 
@@ -230,16 +285,28 @@ def _box_size(
     return (area * H * W / ratio).sqrt(), (area * H * W * ratio).sqrt()
 
 
-def _resample(images: Tensor, maps: list[Tensor], config: Augment, fill: Tensor) -> Tensor:
-    """Read every output pixel from where the maps send it: one grid_sample, or copies of rows and columns."""
-    B, _, H, W = images.shape
-    whole = reduce(torch.matmul, maps)  # (B, 3, 3)
-    bends = bool(config.rotation or config.scale or config.shear or config.randaugment_ops)
-    if not bends and not config.crop_scale:
+def _bends(config: Augment) -> bool:
+    """Whether a map may read beyond the image's edges in other ways than a shift does."""
+    return bool(config.rotation or config.scale or config.shear or config.randaugment_ops)
+
+
+def _copies(config: Augment) -> bool:
+    """Flips and shifts hit pixel centres: nothing is interpolated."""
+    return not (_bends(config) or config.crop_scale)
+
+
+def _whole(maps: list[Tensor], config: Augment, H: int, W: int) -> Tensor:
+    """One map of all: the upper rows of (B, 3, 3), as (B, 6), in grid_sample's coordinates unless it `_copies`."""
+    half = torch.tensor([1, 1, 1] if _copies(config) else [W / 2, H / 2, 1], dtype=torch.float64)
+    return (reduce(torch.matmul, maps) * half / half[:, None])[:, :2].flatten(1)
+
+
+def _resample(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
+    """Read every output pixel from where `_whole` sends it: one grid_sample, or copies of rows and columns."""
+    if _copies(config):
         return _move(images, whole, config, fill)
-    half = torch.tensor([W / 2, H / 2, 1], dtype=torch.float64)
-    whole = whole * half / half[:, None]  # in grid_sample's coordinates
-    a, b, dx, c, d, dy, *_ = to_device(whole, images).flatten(1).T[..., None, None]  # each (B, 1, 1)
+    B, _, H, W = images.shape
+    a, b, dx, c, d, dy = whole.T[..., None, None]  # each (B, 1, 1)
 
     # the products are written out: under autocast or TF32 a matmul would lose digits
     x = (2 * torch.arange(W, device=images.device) + 1) / W - 1  # (W,), pixel centres
@@ -254,7 +321,7 @@ def _resample(images: Tensor, maps: list[Tensor], config: Augment, fill: Tensor)
         padding_mode="reflection" if config.padding == "reflection" else "border",
         align_corners=False,
     )
-    if config.padding in ("border", "reflection") or not (bends or config.shift):
+    if config.padding in ("border", "reflection") or not (_bends(config) or config.shift):
         return images
     x, y = grid.unbind(-1)  # each (B, H, W)
     return _keep(images, (torch.maximum(x.abs(), y.abs()) <= 1)[:, None], config, fill)
@@ -266,34 +333,34 @@ def _keep(images: Tensor, inside: Tensor, config: Augment, fill: Tensor) -> Tens
 
 
 def _move(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
-    """Flips and shifts hit pixel centres: rows are copied whole, then columns picked. whole: (B, 3, 3)."""
+    """Copy rows whole, then pick columns. whole: (B, 6), halves of pixels, which float32 holds exactly."""
     B, C, H, W = images.shape
-    column = whole[:, 0, :1] * (torch.arange(W) - (W - 1) / 2) + whole[:, 0, 2:] + (W - 1) / 2  # (B, W), to read
-    row = torch.arange(H) + whole[:, 1, 2:]  # (B, H)
-    inside = ((column >= 0) & (column < W))[:, None, None], ((row >= 0) & (row < H))[:, None, :, None]
+    a, _, dx, _, _, dy = whole.T[..., None]  # each (B, 1)
+    column = a * (torch.arange(W, device=images.device) - (W - 1) / 2) + dx + (W - 1) / 2  # (B, W), to read
+    row = torch.arange(H, device=images.device) + dy  # (B, H)
 
-    def within(place: Tensor, side: int) -> Tensor:  # on the device, without waiting for it
+    def within(place: Tensor, side: int) -> Tensor:
         if config.padding == "reflection":
             place = torch.minimum(place.remainder(2 * side), (2 * side - 1) - place.remainder(2 * side))
-        return place.clamp(0, side - 1).long().to(images.device, non_blocking=images.is_cuda)
+        return place.clamp(0, side - 1).long()
 
     if config.shift:
         start = torch.arange(0, B * C * H, H, device=images.device).view(B, C, 1)  # of each plane, in rows
         images = images.flatten(0, 2).index_select(0, (start + within(row, H)[:, None]).flatten()).view(B, C, H, W)
     images = images.gather(3, within(column, W)[:, None, None].expand(B, C, H, W))
     if config.shift and config.padding in ("zeros", "mean"):
-        columns, rows = (part.to(images.device, non_blocking=images.is_cuda) for part in inside)
-        return _keep(images, columns & rows, config, fill)
+        inside = ((column >= 0) & (column < W))[:, None, None] & ((row >= 0) & (row < H))[:, None, :, None]
+        return _keep(images, inside, config, fill)
     return images
 
 
-def _jitter(images: Tensor, u: Tensor, limit: float) -> Tensor:
-    """Brightness, contrast about the mean luma, then saturation, each by a factor of 1 +- limit. u: (B, 3).
+def _jitter(images: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast about the mean luma, then saturation, each by its factor. factors: (B, 3).
 
     Each is linear in the pixel x and its luma, so with factors b, c, s all three are one sum:
     x b c s + luma b c (1 - s) + mean luma b (1 - c).
     """
-    b, c, s = to_device(1 + _between(u, limit), images).T[..., None, None, None]  # each (B, 1, 1, 1)
+    b, c, s = factors.T[..., None, None, None]  # each (B, 1, 1, 1)
     luma = gray(images)  # (B, 1, H, W)
     rest = luma * (b * c * (1 - s)) + luma.mean((2, 3), keepdim=True) * (b * (1 - c))
     return torch.addcmul(rest, images, b * c * s).clamp_(0, 1)
@@ -302,18 +369,16 @@ def _jitter(images: Tensor, u: Tensor, limit: float) -> Tensor:
 def _inside(box: Tensor, images: Tensor) -> Tensor:
     """Pixels (B, 1, H, W) bool in boxes (B, 4) of whole pixels: from left, top up to right, bottom."""
     H, W = images.shape[2:]
-    left, top, right, bottom = to_device(box, images).T[..., None, None, None]  # each (B, 1, 1, 1)
+    left, top, right, bottom = box.T[..., None, None, None]  # each (B, 1, 1, 1)
     x = torch.arange(W, device=images.device)
     y = torch.arange(H, device=images.device)[:, None]
     return ((y >= top) & (y < bottom)) & ((x >= left) & (x < right))
 
 
-def _erase(images: Tensor, box: Tensor, fill: Tensor) -> Tensor:
-    """Fill the boxes (B, 4) of whole pixels, on the host, of those images in place that have one."""
-    chosen = (box[:, 2] > box[:, 0]).nonzero().flatten()  # (b,)
-    on_device = chosen.to(images.device, non_blocking=images.is_cuda)
-    part = images.index_select(0, on_device)
-    return images.index_copy_(0, on_device, torch.where(_inside(box[chosen], part), fill, part))
+def _erase(images: Tensor, chosen: Tensor, boxes: Tensor, fill: Tensor) -> Tensor:
+    """Fill the boxes (b, 4) of the chosen images (b,), in place."""
+    part = images.index_select(0, chosen)
+    return images.index_copy_(0, chosen, torch.where(_inside(boxes, part), fill, part))
 
 
 def _erased_box(draws: Tensor, config: Augment, H: int, W: int) -> Tensor:
@@ -324,24 +389,13 @@ def _erased_box(draws: Tensor, config: Augment, H: int, W: int) -> Tensor:
     return torch.stack([left, top, left + width, top + height], dim=1) * (chance < config.erase)[:, None]
 
 
-def mix(
-    images: Tensor, labels: Tensor, num_classes: int, rows: Tensor, config: Augment, progress: float
-) -> tuple[Tensor, Tensor]:
-    """Mixup or cutmix of each image with its partner, the batch in reversed order.
-
-    images: float32 (B, C, H, W); labels: (B,) int64; rows: (B, K) as in `augment`; progress: share of the
-    training done. Returns images and targets (B, num_classes) float32, whose rows sum to 1. While nothing is
-    mixed, returns images and labels as they are.
-    """
-    if not (config.mixup or config.cutmix) or progress >= config.mix_until:
-        return images, labels
-    H, W = images.shape[2:]
-    draws = _split(rows, config)
+def _mixtures(draws: dict[str, Tensor], config: Augment, H: int, W: int) -> dict[str, Tensor]:
+    """`own` (B, 1), the image's own part of each pixel outside of the box `cut` (B, 4), which is its partner's."""
     chance, which = draws["mix"].unbind(1)
     mixed = chance < config.mix_probability
     cut = mixed & (which < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0)))
 
-    own = torch.ones_like(chance)  # (B,): the image's own part of each pixel
+    own = torch.ones_like(chance)
     if config.mixup:
         own = torch.where(mixed & ~cut, draws["mixup"][:, 0], own)
     box = torch.zeros(len(own), 4, dtype=own.dtype)
@@ -350,8 +404,22 @@ def mix(
         size = torch.tensor([W, H], dtype=own.dtype)
         center, reach = draws["cutmix_center"] * size, side * size / 2  # (B, 2): x, y
         box = torch.cat([center - reach, center + reach], dim=1).round()  # the image clips it
+    return {"own": own[:, None], "cut": box}
 
-    own = to_device(own, images).view(-1, 1, 1, 1) * ~_inside(box, images)  # (B, 1, H, W)
+
+def mix(
+    images: Tensor, labels: Tensor, num_classes: int, changes: Changes, config: Augment, progress: float
+) -> tuple[Tensor, Tensor]:
+    """Mixup or cutmix of each image with its partner, the batch in reversed order.
+
+    images: float32 (B, C, H, W); labels: (B,) int64; progress: share of the training done. Returns images and
+    targets (B, num_classes) float32, whose rows sum to 1. While nothing is mixed, returns images and labels as they
+    are.
+    """
+    if "own" not in changes.numbers or progress >= config.mix_until:
+        return images, labels
+    own, cut = changes.numbers["own"], changes.numbers["cut"]
+    own = own.view(-1, 1, 1, 1) * ~_inside(cut, images)  # (B, 1, H, W)
     share = own.mean((1, 2, 3))[:, None]  # (B, 1): the same for mixup, the exact pixel count for cutmix
     one_hot = F.one_hot(labels, num_classes).float()
     return images.flip(0).lerp_(images, own), one_hot.flip(0).lerp(one_hot, share)

@@ -112,7 +112,7 @@ def train(
     console = Console(quiet=not is_main())
     if not is_main():
         logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it
-    chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None)
+    chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)
     run = fit(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)

@@ -1,8 +1,14 @@
 """Where to compute, and in which precision: chosen once, the same for training, evaluation and prediction."""
 
+import shutil
+from collections.abc import Callable
+from importlib.util import find_spec
+
 import torch
+from torch import Tensor, nn
 
 PRECISIONS = ("auto", "float32", "bf16")
+WORTH_COMPILING = 5000  # steps of a run: fewer do not earn back the time that compiling takes
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -52,3 +58,26 @@ def cpu_capabilities() -> dict:
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """The context in which a model computes in `precision`, `float32` or `bf16`."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:
+    """A call of the model in training, compiled by the recipe's `compile`. The model itself and its names stay."""
+    if choice == "auto":
+        choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
+    if not choice:
+        return model
+    if choice == "reduce-overhead":
+        call = torch.compile(model, mode="reduce-overhead")
+
+        def step(images: Tensor) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()  # what the step before left may be overwritten
+            return call(images)
+
+        return step
+    return torch.compile(model)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether a GPU and this machine have what `torch.compile` needs: Triton, which needs a C compiler."""
+    modern = torch.cuda.get_device_capability(device) >= (7, 0)
+    return modern and find_spec("triton") is not None and bool(shutil.which("gcc") or shutil.which("clang"))

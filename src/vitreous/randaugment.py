@@ -1,12 +1,13 @@
 """RandAugment for a whole batch: each image draws its own operations.
 
 The operations mean what they mean in PIL, and their ranges are those of timm's `rand-m9-n2-mstd0.5-inc1`, in
-which a larger magnitude always changes more. `draw_ops` and `warp` work on the host; a colour operation takes
-float32 images (B, C, H, W) in 0..1 wherever they lie, and an argument (B, 1, 1, 1) in PIL's unit.
+which a larger magnitude always changes more. `draw_ops`, `warp` and `recolorings` work on the host; a colour operation
+takes float32 images (B, C, H, W) in 0..1 wherever they lie, and an argument (B, 1, 1, 1) in PIL's unit.
 Source: Cubuk et al. 2020, and timm/data/auto_augment.py.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,27 +50,60 @@ def warp(op: Tensor, level: Tensor, H: int, W: int) -> Tensor:
     return torch.stack([cos, shear_x - sin, x, shear_y + sin, cos, y, zero, zero, one], dim=1).view(-1, 3, 3)
 
 
-def recolor(images: Tensor, op: Tensor, level: Tensor) -> Tensor:
-    """Run the colour operations of `draw_ops`, in their order, on the images that drew them.
+class Recolor(NamedTuple):
+    """One colour operation of a batch, and the images that drew it."""
 
-    images: float32 (B, C, H, W) in 0..1, changed in place and returned. op, level: (B, n) on the host, where
-    the subsets are known without waiting for the device.
-    """
+    name: str
+    chosen: Tensor
+    """(b,) int64, their places in the batch."""
+    argument: Tensor
+    """(b, 1, 1, 1) float32, in PIL's unit."""
+
+
+def recolorings(op: Tensor, level: Tensor, batch_size: int, device: torch.device) -> list[list[Recolor]]:
+    """The colour operations of `draw_ops` for batch after batch, each in their order. op, level: (N, n)."""
+    names, groups = [], []
     for slot_op, slot_level in zip(op.unbind(1), level.unbind(1), strict=True):
-        counts = (slot_op + 1).bincount(minlength=len(OPS) + 1).tolist()  # -1, which does nothing, comes first
-        groups = slot_op.argsort().split(counts)[1:]  # for each operation, the images that drew it
-        for name, chosen in zip(OPS, groups, strict=True):
-            if name in COLOR_OPS and len(chosen):
-                function, argument = COLOR_OPS[name]
-                value = to_device(argument(slot_level[chosen]).view(-1, 1, 1, 1), images)  # (b, 1, 1, 1)
-                chosen = chosen.to(images.device, non_blocking=images.is_cuda)
-                images.index_copy_(0, chosen, function(images.index_select(0, chosen), value))
+        for name, (_, argument) in COLOR_OPS.items():
+            rows = (slot_op == OPS.index(name)).nonzero().flatten()
+            names.append(name)
+            groups.append((rows, argument(slot_level[rows]).view(-1, 1, 1, 1)))
+    dealt = deal(groups, -(-len(op) // batch_size), batch_size, device)
+    return [
+        [Recolor(name, *pair) for name, pair in zip(names, pairs, strict=True) if len(pair[0])]
+        for pairs in zip(*dealt, strict=True)
+    ]
+
+
+def deal(
+    groups: list[tuple[Tensor, Tensor]], batches: int, batch_size: int, device: torch.device
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """For each group and each batch, which of its images are in the group, (b,) int64, and their values, (b, ...).
+
+    groups: rows (n,), ascending, on the host, where it is known how many there are without waiting for the device;
+    and values (n, ...).
+    """
+    counts = [count for rows, _ in groups for count in (rows // batch_size).bincount(minlength=batches).tolist()]
+    chosen = to_device(torch.cat([rows % batch_size for rows, _ in groups]), device).split(counts)
+    values = to_device(torch.cat([values for _, values in groups]), device).split(counts)
+    pairs = list(zip(chosen, values, strict=True))
+    return [pairs[start : start + batches] for start in range(0, len(pairs), batches)]
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Host numbers on a device, real ones as float32. A GPU fetches them from pinned memory, and is not waited for."""
+    values = values.float() if values.is_floating_point() else values
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def recolor(images: Tensor, operations: list[Recolor]) -> Tensor:
+    """Run colour operations, one after the other, on the images that drew them.
+
+    images: float32 (B, C, H, W) in 0..1, changed in place and returned.
+    """
+    for name, chosen, argument in operations:
+        images.index_copy_(0, chosen, COLOR_OPS[name][0](images.index_select(0, chosen), argument))
     return images
-
-
-def to_device(values: Tensor, images: Tensor) -> Tensor:
-    """Host values beside the images, in their type, without waiting for a GPU's queue."""
-    return values.to(images.device, images.dtype, non_blocking=images.is_cuda)
 
 
 def gray(x: Tensor) -> Tensor:

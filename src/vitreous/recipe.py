@@ -82,6 +82,8 @@ class OptimOptions(Section):
     muon_learning_rate: PositiveFloat = 0.02
     muon_weight_decay: NonNegativeFloat = 0.01
     muon_momentum: Fraction = 0.95
+    muon_split_qkv: bool = False
+    """Muon: orthogonalise the maps of queries, keys and values one by one, not as one matrix."""
     batch_size: PositiveInt = 128
     """Images a step, over all processes."""
     accumulate: PositiveInt = 1
@@ -118,6 +120,9 @@ class Recipe(Section):
     """Of the start weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"
+    """Compile the model's passes with `torch.compile`; `auto`: on a GPU, for a run of 5,000 steps or more.
+    `reduce-overhead`: with CUDA graphs too."""
     patience: PositiveInt | None = None
     """Stop after so many epochs without a better validation result."""
     track: Annotated[

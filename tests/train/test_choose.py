@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tiny import tiny_recipe, tiny_set, write_images
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.recipe import read_recipe
+from vitreous.train import choose
 from vitreous.train.choose import choose_recipe, fit_to_data, recipe_for
 
 
@@ -40,6 +42,37 @@ def test_a_set_called_like_a_recipe_gets_it():
     recipe, data, reason = choose_recipe("digits", None, ["epochs=3"])
     assert (recipe.epochs, recipe.data.source, data, reason) == (3, "digits", None, "")
     assert recipe.optim == read_recipe("digits").optim
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "reason"),
+    [
+        ("cuda", "digits", "recipe digits, as there is a GPU; --recipe digits-cpu is the one for a CPU"),
+        (
+            "cpu",
+            "digits-cpu",
+            "recipe digits-cpu, as there is no GPU; --recipe digits is the full one, which takes a GPU",
+        ),
+        (
+            "mps",
+            "digits-cpu",
+            "recipe digits-cpu, as there is no GPU; --recipe digits is the full one, which takes a GPU",
+        ),
+    ],
+)
+def test_without_a_gpu_the_recipe_for_a_cpu_is_taken_and_said(monkeypatch, device, name, reason):
+    found = read_recipe("digits")
+    monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-cpu"])
+    monkeypatch.setattr(choose, "pick_device", torch.device)
+    monkeypatch.setattr(choose, "read_recipe", lambda asked, _: found if asked == name else None)
+    recipe, _, said = choose_recipe("digits", None, [], device=device)
+    assert recipe.optim == found.optim and said == reason
+
+
+def test_a_recipe_that_is_named_is_taken_on_any_device(monkeypatch):
+    monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-cpu"])
+    recipe, _, said = choose_recipe("digits", "digits", [], device="cpu")
+    assert recipe.optim == read_recipe("digits").optim and said == ""
 
 
 def test_a_named_set_is_itself_even_beside_a_folder_of_its_name(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from torch import nn
 
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import OptimOptions
-from vitreous.train.optim import Average, make_optimizers, rate_factor, set_rates
+from vitreous.train.optim import Average, Muon, make_optimizers, orthogonalised, rate_factor, set_rates
 
 STEPS = [1, 2, 3, 7, 10, 20, 99, 1000]
 
@@ -59,7 +59,7 @@ def test_muon_gets_exactly_the_matrices_of_the_blocks():
         name="muon", learning_rate=0.5, muon_learning_rate=0.25, muon_weight_decay=0.125, muon_momentum=0.75
     )
     adamw, muon = make_optimizers(model, options)
-    assert isinstance(muon, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
+    assert isinstance(muon, Muon) and isinstance(adamw, torch.optim.AdamW)
     (group,) = muon.param_groups
     linears = ("attention.qkv", "attention.proj", "mlp.fc1", "mlp.fc2")
     assert names_of(model, group["params"]) == sorted(f"blocks.{i}.{name}.weight" for i in (0, 1) for name in linears)
@@ -82,6 +82,101 @@ def test_a_rate_is_a_share_of_each_groups_own_peak():
         set_rates(optimizers, factor)
         assert [group["lr"] for group in optimizers[0].param_groups] == [0.5 * factor] * 2
         assert optimizers[1].param_groups[0]["lr"] == 0.25 * factor
+
+
+# --- Muon ---
+
+SHAPES = [(24, 8), (8, 8), (16, 8), (8, 16)] * 2  # of two blocks
+
+
+def matrices(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def ten_steps(optimizer, weights, gradients):
+    """How far ten steps take each weight from its start. gradients: (number of the weight, step) -> its gradient."""
+    start = [weight.detach().clone() for weight in weights]
+    for step in range(10):
+        set_rates([optimizer], 1 - step / 20)
+        for i, weight in enumerate(weights):
+            weight.grad = gradients(i, step)
+        optimizer.step()
+    return [weight.detach() - before for weight, before in zip(weights, start, strict=True)]
+
+
+def random_gradient(i, step):
+    return matrices([SHAPES[i % 8]], seed=100 * step + i)[0].detach() * 10 ** (i - 4)  # of any size
+
+
+def with_peaks(optimizer):
+    for group in optimizer.param_groups:
+        group["peak"] = group["lr"]
+    return optimizer
+
+
+def test_muon_goes_where_torchs_goes():
+    ours, theirs = matrices(SHAPES), matrices(SHAPES)
+    settings = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}
+    ours = ten_steps(with_peaks(Muon(ours, **settings)), ours, random_gradient)
+    theirs = ten_steps(with_peaks(torch.optim.Muon(theirs, **settings)), theirs, random_gradient)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).norm() < 0.02 * b.norm()  # torch rounds to bfloat16, 0.4%, at each of its five iterations
+
+
+def test_split_matrices_are_updated_as_if_each_stood_alone():
+    whole, thirds = (
+        matrices([(24, 8)] * 2),
+        [nn.Parameter(t.detach().clone()) for w in matrices([(24, 8)] * 2) for t in w.chunk(3)],
+    )
+    settings = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}
+    split = ten_steps(
+        with_peaks(Muon([{"params": whole, "parts": 3}], **settings)),
+        whole,
+        lambda i, step: random_gradient(8 * i, step),
+    )
+    alone = ten_steps(
+        with_peaks(Muon(thirds, **settings)),
+        thirds,
+        lambda i, step: random_gradient(8 * (i // 3), step).chunk(3)[i % 3],
+    )
+    torch.testing.assert_close(split, [torch.cat(alone[:3]), torch.cat(alone[3:])], rtol=1e-4, atol=1e-5)
+    together = matrices([(24, 8)] * 2)
+    together = ten_steps(with_peaks(Muon(together, **settings)), together, lambda i, step: random_gradient(8 * i, step))
+    assert (together[0] - split[0]).norm() > 0.1 * split[0].norm()
+
+
+def test_queries_keys_and_values_are_one_matrix_or_three():
+    model = full_model()
+    for split, parts in ((False, {None}), (True, {None, 3})):
+        _, muon = make_optimizers(model, OptimOptions(name="muon", muon_split_qkv=split))
+        assert {group.get("parts") for group in muon.param_groups} == parts
+        found = names_of(model, [weight for group in muon.param_groups for weight in group["params"]])
+        assert len(found) == len(set(found)) == 8
+        if split:
+            assert names_of(model, muon.param_groups[1]["params"]) == [
+                f"blocks.{i}.attention.qkv.weight" for i in (0, 1)
+            ]
+        assert {group["peak"] for group in muon.param_groups} == {0.02}
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 6), (3, 4, 12), (3, 12, 4)])
+def test_orthogonalised_matrices_keep_their_directions_and_have_singular_values_near_one(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    values = u.mT @ orthogonalised(matrices) @ v.mT
+    diagonal = values.diagonal(dim1=1, dim2=2)
+    assert diagonal.min() > 0.5 and diagonal.max() < 1.3
+    assert (values - torch.diag_embed(diagonal)).abs().max() < 0.03
+
+
+def test_muon_leaves_a_weight_without_a_gradient_alone_and_a_zero_gradient_is_no_fault():
+    weights = matrices([(8, 8), (8, 8)])
+    weights[1].grad = torch.zeros(8, 8)
+    before = [weight.detach().clone() for weight in weights]
+    Muon(weights, lr=0.1, weight_decay=0.5, momentum=0.9).step()
+    assert torch.equal(weights[0], before[0])
+    torch.testing.assert_close(weights[1], before[1] * 0.95)
 
 
 # --- rates ---

@@ -184,19 +184,18 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
     seen = []
     original = loop.augment_batch
 
-    def spy(images, labels, draws, recipe, preprocess, epoch, progress):
-        seen.append((images, draws, epoch, progress))
-        return original(images, labels, draws, recipe, preprocess, epoch, progress)
+    def spy(images, labels, changes, recipe, fill, progress):
+        seen.append((images, changes.numbers["map"][:, 1], progress))  # the sine of each image's angle
+        return original(images, labels, changes, recipe, fill, progress)
 
     monkeypatch.setattr(loop, "augment_batch", spy)
     trained(tiny_recipe(augment={"rotation": 20}, optim={"batch_size": 9}), tiny_set())
-    assert [epoch for _, _, epoch, _ in seen] == [0] * STEPS + [1] * STEPS
     assert [progress for *_, progress in seen] == [i / 8 for i in range(8)]  # of the whole training
     images = [torch.cat([batch[0] for batch in part]).flatten(1) for part in (seen[:STEPS], seen[STEPS:])]
-    draws = [torch.cat([batch[1] for batch in part]) for part in (seen[:STEPS], seen[STEPS:])]
+    angles = torch.cat([angles for _, angles, _ in seen])
     assert len(images[0].unique(dim=0)) == 36 and torch.equal(images[0].unique(dim=0), images[1].unique(dim=0))
     assert not torch.equal(*images)
-    assert len(torch.cat(draws).unique()) == 72
+    assert len(angles.unique()) == 72
 
 
 def test_the_order_of_the_images_follows_from_seed_and_epoch():
@@ -515,6 +514,16 @@ def test_what_changes_no_weight_may_change_on_the_way(trained):
     data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": 0, "skip_broken": True}
     run = trained(tiny_recipe(**EVERYTHING, data=data), tiny_set(), "parts", resume=True)
     assert equal(weights_of(whole.folder), weights_of(run.folder))
+
+
+def test_a_run_from_before_a_key_was_known_goes_on(trained):
+    run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    content = checkpoint_of(run.folder)
+    del content["recipe"]["compile"], content["recipe"]["optim"]["muon_split_qkv"]
+    torch.save(content, run.folder / "checkpoints" / "last.pt")
+    with pytest.raises(ValueError, match="was started with compile=auto, not True: "):
+        trained(tiny_recipe(compile=True), tiny_set(), resume=True)
+    assert trained(tiny_recipe(), tiny_set(), resume=True).results
 
 
 def test_a_run_without_a_checkpoint_may_change_its_recipe(trained, tmp_path):

@@ -103,11 +103,11 @@ class Batches:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # the global one stays as it is, whichever way images come
         )
+        labels = iter(self.labels[order].to(self.device).split(self.batch_size))
         for rows, images in zip(order.split(self.batch_size), loader, strict=False):
             if isinstance(images, BrokenImage):
                 raise images
-            labels = self._labels.index_select(0, rows.to(self.device, non_blocking=True))
-            yield Batch(rows, images.to(self.device, non_blocking=True), labels)
+            yield Batch(rows, images.to(self.device, non_blocking=True), next(labels))
 
     def measured(self) -> Preprocess:
         """The preprocessing with mean and std of these images, or of an even sample of very many."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import HUB, load
+from vitreous.device import pick_device
 from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
@@ -12,12 +13,13 @@ FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, withi
 
 
 def choose_recipe(
-    source: str | None, name: str | None, overrides: list[str], run: Path | None = None
+    source: str | None, name: str | None, overrides: list[str], run: Path | None = None, device: str = "auto"
 ) -> tuple[Recipe, ImageSet | None, str]:
     """The recipe for DATA, with its data loaded if that was needed to choose, and a line that says how it was chosen.
 
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
-    another is asked for. A recipe that is named nowhere is the one called like DATA, else one for its size.
+    another is asked for. A recipe that is named nowhere is the one called like DATA, without a GPU the one called
+    DATA-cpu where there is one, else one for its size.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
@@ -25,7 +27,7 @@ def choose_recipe(
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
     if name is None and source in NAMED and source in recipe_names():
-        name = source
+        name, reason = recipe_like(source, device)
     if name is None:
         data = load(source)
         name, settings = recipe_for(data)
@@ -40,6 +42,16 @@ def choose_recipe(
     fields = recipe.model_dump(exclude_unset=True)
     fields["data"] = fields.get("data", {}) | {"source": source}
     return make_recipe(fields, name), data, reason
+
+
+def recipe_like(source: str, device: str) -> tuple[str, str]:
+    """The recipe of a named set for a device, and a line that says so where there are two."""
+    small = f"{source}-cpu"
+    if small not in recipe_names():
+        return source, ""
+    if pick_device(device).type == "cuda":
+        return source, f"recipe {source}, as there is a GPU; --recipe {small} is the one for a CPU"
+    return small, f"recipe {small}, as there is no GPU; --recipe {source} is the full one, which takes a GPU"
 
 
 def recipe_for(data: ImageSet) -> tuple[str, list[str]]:

@@ -49,7 +49,7 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
 
     saved: the recipe as a dict. What does not change the training may differ.
     """
-    saved = flat(saved)
+    saved = flat(Recipe.model_validate(saved).model_dump(mode="json"))  # with what was the default before it was a key
     for key, value in flat(recipe.model_dump(mode="json")).items():
         if saved.get(key) != value and key not in FREE:
             raise ValueError(

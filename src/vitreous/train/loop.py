@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.augment import augment, draw, mix
+from vitreous.augment import Changes, augment, draw, mix, plan
 from vitreous.data.loaders import Batches
-from vitreous.device import autocast
+from vitreous.device import autocast, compiled
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -85,21 +85,14 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
 
 
 def augment_batch(
-    images: Tensor,
-    labels: Tensor,
-    draws: Tensor,
-    recipe: Recipe,
-    preprocess: Preprocess,
-    epoch: int,
-    progress: float,
+    images: Tensor, labels: Tensor, changes: Changes, recipe: Recipe, fill: Tensor, progress: float
 ) -> tuple[Tensor, Tensor]:
     """uint8 images (B, C, H, W) and labels (B,) -> augmented images in 0..1, and labels or soft targets (B, K).
 
-    draws: these images' rows of the table of `augment.draw`. progress: share of the training done.
+    changes: of `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
     """
-    fill = torch.tensor(preprocess.mean, device=images.device)
-    images = augment(images.float().div_(255), draws, recipe.augment, epoch, fill)
-    return mix(images, labels, recipe.model.num_classes, draws, recipe.augment, progress)
+    images = augment(images.float().div_(255), changes, recipe.augment, fill)
+    return mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
 
 
 def train_loop(
@@ -119,7 +112,8 @@ def train_loop(
     """Train from `state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
     Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
-    generator. Raises FloatingPointError, naming the step, when the loss stops being a number.
+    generator. Raises FloatingPointError, naming the step, when the loss stops being a number. Between two reports
+    nothing waits for the device: the host runs ahead of a GPU.
 
     Processes deal the images of each batch out among them. All that decides how they go on they agree upon, for
     each has its own clock and its own signals.
@@ -129,22 +123,26 @@ def train_loop(
     total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images a step
     so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=torch.float64, device=engine.device)  # of this process
+    fill = torch.tensor(preprocess.mean, device=engine.device)
+    call = compiled(model, recipe.compile, engine.device, total)
     last_save = last_report = time.monotonic()
 
     while not _over(state, recipe):
         model.train()
         order = epoch_order(len(train), recipe.seed, state.epoch)[: steps * B]
-        draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)
-        mine = order[state.step * B :][engine.rank :: engine.processes]
+        mine, share = order[engine.rank :: engine.processes], B // engine.processes
+        draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)[mine]
+        image_size = recipe.model.image_size
+        plans = plan(draws, recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
         started, spent = time.monotonic(), state.total_seconds
 
-        for rows, images, labels in train.epoch(mine):
+        for (_, images, labels), changes in zip(train.epoch(mine[state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
             progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
-            images, targets = augment_batch(images, labels, draws[rows], recipe, preprocess, state.epoch, progress)
+            images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
 
-            sums = forward_backward(model, images, targets, size, recipe, precision, engine)
+            sums = forward_backward(model, call, images, targets, size, recipe, precision, engine)
             totals += sums
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
@@ -179,12 +177,12 @@ def train_loop(
             if last:
                 break
 
-        trained, _ = engine.sum(totals) / state.images, _add_time(state, started)
-        started = time.monotonic()
+        loss, top1 = (engine.sum(totals) / state.images).tolist()  # when the device has done the last step
+        started = _add_time(state, started)
         row = {
             "epoch": state.epoch + 1,
-            "train_loss": trained[0].item(),
-            "train_top1": trained[1].item(),
+            "train_loss": loss,
+            "train_top1": top1,
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
         judged = engine.unwrap(model) if average is None else average.module
@@ -219,18 +217,26 @@ def train_loop(
 
 
 def forward_backward(
-    model: nn.Module, images: Tensor, targets: Tensor, size: int, recipe: Recipe, precision: str, engine: Engine
+    model: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    images: Tensor,
+    targets: Tensor,
+    size: int,
+    recipe: Recipe,
+    precision: str,
+    engine: Engine,
 ) -> Tensor:
     """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
 
-    size: images in the batch, of all processes. Returns (2,): the sum of the loss over these images, and of hits.
+    call: the model, as it is or compiled. size: images in the batch, of all processes. Returns (2,): the sum of the
+    loss over these images, and of hits.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
     sums = torch.zeros(2, dtype=torch.float64, device=images.device)
     for i, (part, target) in enumerate(parts):
         with engine.gradients(model, last=i == len(parts) - 1):
             with autocast(images.device, precision):
-                logits = model(part).float()  # (B, K)
+                logits = call(part).float()  # (B, K)
             loss = F.cross_entropy(logits, target, label_smoothing=recipe.optim.label_smoothing)
             engine.backward(loss * (len(part) * engine.processes / size))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)

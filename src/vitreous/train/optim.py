@@ -1,11 +1,14 @@
 """Optimisers over the right groups of weights, their rate by step, and the moving average of the weights."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from vitreous.device import has_fast_bf16
 from vitreous.recipe import OptimOptions
 
 TOKENS = ("class_token", "registers", "positions")
@@ -16,12 +19,13 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
 
     Only matrices and kernels decay: not norms, biases, tokens or positions. Each group remembers its peak rate.
     """
-    decayed, plain, matrices = [], [], []
+    decayed, plain, matrices, in_three = [], [], [], []
     for name, weight in model.named_parameters():
         if weight.ndim < 2 or name in TOKENS:
             plain.append(weight)
         elif options.name == "muon" and name.startswith("blocks.") and weight.ndim == 2:
-            matrices.append(weight)
+            split = options.muon_split_qkv and name.endswith("attention.qkv.weight")
+            (in_three if split else matrices).append(weight)
         else:
             decayed.append(weight)
     groups = [
@@ -32,17 +36,64 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
         torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, fused=True)
     ]
     if matrices:
-        muon = torch.optim.Muon(
-            matrices,
-            lr=options.muon_learning_rate,
-            weight_decay=options.muon_weight_decay,
-            momentum=options.muon_momentum,
-        )
-        optimizers.append(muon)
+        groups = [{"params": matrices}] + [{"params": in_three, "parts": 3}] * bool(in_three)
+        rates = options.muon_learning_rate, options.muon_weight_decay, options.muon_momentum
+        optimizers.append(Muon(groups, *rates))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
     return optimizers
+
+
+class Muon(torch.optim.Optimizer):
+    """`torch.optim.Muon`, with all matrices of one shape orthogonalised together, and in bfloat16 only where that is
+    fast.
+
+    A group with `parts` has each of its matrices cut into so many of equal height.
+    Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    """
+
+    def __init__(self, params: Any, lr: float, weight_decay: float, momentum: float):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
+        """Update every weight that has a gradient. `closure` is not called; torch's interface has it."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            for weight in weights:
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+            gradients = [weight.grad for weight in weights]
+            means = [self.state[weight]["momentum_buffer"] for weight in weights]
+            torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
+            updates = torch._foreach_lerp(gradients, means, group["momentum"])  # Nesterov's
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+
+            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+            parts = group.get("parts", 1)
+            for weight, update in zip(weights, updates, strict=True):
+                for part in zip(weight.chunk(parts), update.chunk(parts), strict=True):
+                    by_shape.setdefault(tuple(part[0].shape), []).append(part)
+            for (rows, columns), pairs in by_shape.items():
+                stack = orthogonalised(torch.stack([update for _, update in pairs]))
+                rate = group["lr"] * math.sqrt(max(1, rows / columns))
+                torch._foreach_add_([weight for weight, _ in pairs], list(stack.unbind()), alpha=-rate)
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """The nearest orthogonal matrix of each, nearly: its singular values become about 1. float32 (n, rows, columns).
+
+    Five steps of a Newton-Schulz iteration, for which bfloat16 is precise enough.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]  # the smaller Gram matrix is taken
+    x = (matrices.mT if tall else matrices).to(torch.bfloat16 if has_fast_bf16(matrices.device) else torch.float32)
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # so that no singular value is above 1
+    for _ in range(5):
+        gram = x @ x.mT
+        y = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, y, x, beta=3.4445)
+    return (x.mT if tall else x).float().contiguous()
 
 
 def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
@@ -77,19 +128,20 @@ class Average(AveragedModel):
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        super().__init__(model, multi_avg_fn=self._blend, use_buffers=True)
+        super().__init__(model, use_buffers=True)
         self.decay = decay
 
+    @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Take the weights after step `step`, counted from 0 over the whole run."""
-        self.now = min(self.decay, (1 + step) / (10 + step))
-        self.update_parameters(model)
-
-    def _blend(self, averaged, current, _) -> None:
-        if averaged[0].is_floating_point():
-            torch._foreach_lerp_(averaged, current, 1 - self.now)
-        else:
-            torch._foreach_copy_(averaged, current)
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.n_averaged else 0.0
+        self.n_averaged += 1  # on the host; `update_parameters` would send it to a GPU, and wait, at every step
+        averaged = [*self.module.parameters(), *self.module.buffers()]
+        pairs = list(zip(averaged, [*model.parameters(), *model.buffers()], strict=True))
+        real = [pair for pair in pairs if pair[0].is_floating_point()]
+        torch._foreach_lerp_([a for a, _ in real], [b for _, b in real], 1 - decay)
+        for whole, now in (pair for pair in pairs if not pair[0].is_floating_point()):
+            whole.copy_(now)
 
 
 def _cosine(start: float, end: float, done: float) -> float:

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.augment import draw
+from vitreous.augment import draw, plan
 from vitreous.data.check import check, summary
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
@@ -176,9 +176,12 @@ class Job:
     def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
         order = epoch_order(len(self.train_batches), self.recipe.seed, 0)[:count]
-        draws = draw(self.recipe.augment, len(self.train_batches), self.recipe.seed, 0)
         batch = next(iter(self.train_batches.epoch(order)))
-        return augment_batch(batch.images, batch.labels, draws[batch.rows], self.recipe, self.preprocess, 0, 0.0)
+        draws = draw(self.recipe.augment, len(self.train_batches), self.recipe.seed, 0)[batch.rows]
+        device, options = self.engine.device, self.recipe.augment
+        (changes,) = plan(draws, options, 0, self.recipe.model.image_size, len(draws), device)
+        fill = torch.tensor(self.preprocess.mean, device=device)
+        return augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
 
     def estimate(self, console: Console) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""

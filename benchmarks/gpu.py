@@ -1,0 +1,433 @@
+"""The work for a GPU, in parts that each keep to a few minutes and go on where they stopped.
+
+    python benchmarks/gpu.py throughput                       # images/s and share of the peak, beside timm
+    python benchmarks/gpu.py sweep cifar10 --minutes 8        # short runs, judged on 5,000 validation images
+    python benchmarks/gpu.py final cifar10 --seed 0 --minutes 8
+    python benchmarks/gpu.py time-to-94 --seeds 3 --minutes 8
+
+Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, what
+is to be taken home in --out, all of it in small files. `--toy` proves a part on a CPU, in seconds, on the digits.
+"""
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from measure import interleaved, machine, now, save
+from peers import declare_torchvision_operators
+from ship import ship
+from torch import Tensor, nn
+
+from vitreous.augment import draw, plan
+from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
+from vitreous.device import autocast, compiled, pick_device, pick_precision
+from vitreous.files import write_json
+from vitreous.model import ViT, ViTConfig
+from vitreous.model.summary import summarise
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import Recipe, read_recipe
+from vitreous.train.loop import State, augment_batch
+from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.run import Run, fit
+
+TOY = [
+    "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4]",
+    "optim.batch_size=128", "epochs=3", "compile=false", "precision=float32",
+]  # fmt: skip
+RATES = [f"optim.muon_learning_rate={rate}" for rate in (0.02, 0.01, 0.04)]
+ARMS = [
+    *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
+    *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
+    *([f"optim.muon_weight_decay={decay}"] for decay in (0.05, 0.1)),
+    *([f"optim.learning_rate={rate}"] for rate in (5e-4, 2e-3, 4e-3)),
+    ["optim.batch_size=256"],
+    ["optim.ema=0.998"],
+    ["model.drop_path=0.05"],
+    ["augment.randaugment_ops=1"],
+    ["optim.schedule=linear", "optim.final_rate=0"],
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--out", type=Path, help="for what is to be taken home [default: WORK/out]")
+    common.add_argument("--work", type=Path, default=Path("runs/gpu"), help="for runs and notes [default: runs/gpu]")
+    common.add_argument("--data", type=Path, help="folder with cifar10/ and the like [default: $VITREOUS_DATA]")
+    common.add_argument("--minutes", type=float, default=8.0, help="after which nothing new is begun [default: 8]")
+    common.add_argument("--device", default="auto")
+    common.add_argument("--toy", action="store_true", help="on the CPU, at toy size, on the digits")
+    parts = parser.add_subparsers(required=True)
+
+    def part(function: Callable[[argparse.Namespace], None], name: str) -> argparse.ArgumentParser:
+        found = parts.add_parser(name, parents=[common], help=function.__doc__.splitlines()[0])
+        found.set_defaults(part=function)
+        return found
+
+    part(throughput, "throughput").add_argument("--peak", type=float, help="TFLOP/s of the datasheet, in bf16")
+    for function, name in ((sweep, "sweep"), (final, "final")):
+        chosen = part(function, name)
+        chosen.add_argument("recipe")
+        chosen.add_argument("overrides", nargs="*", metavar="key=value")
+        chosen.add_argument("--seed", type=int, default=0)
+        if function is sweep:
+            chosen.add_argument("--epochs", type=int, default=15, help="of each run [default: 15]")
+            chosen.add_argument("--arm", action="append", metavar="'key=value ...'", help="instead of those built in")
+    chosen = part(time_to, "time-to-94")
+    chosen.add_argument("overrides", nargs="*", metavar="key=value")
+    chosen.add_argument("--seeds", type=int, default=3)
+
+    options = parser.parse_args()
+    options.device = torch.device("cpu") if options.toy else pick_device(options.device)
+    options.deadline = time.monotonic() + 60 * options.minutes
+    options.out = options.out or options.work / "out"
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.data is not None:
+        os.environ["VITREOUS_DATA"] = str(options.data.resolve())
+    options.part(options)
+
+
+# --- throughput ---
+
+
+def throughput(options: argparse.Namespace) -> None:
+    """Images a second of models, of a step's parts and of the whole loop."""
+    device, precision = options.device, "float32" if options.toy else pick_precision("bf16", options.device)
+    recipe = recipe_of("cifar10", [], options)
+    recipe = recipe.resolve(image_size=(32, 32), channels=3, num_classes=10)
+    small, large = recipe.model, ViTConfig(size="B/16")
+    batch, large_batch, effort = recipe.optim.batch_size, 256, (7, 10)  # rounds, and calls in each
+    if options.toy:
+        large, batch, large_batch, effort = ViTConfig(size="nano/16", image_size=64), 8, 2, (2, 1)
+    product = product_rate(device, precision, 256 if options.toy else 8192)
+    results: dict[str, Any] = {"machine": hardware(options), "precision": precision, "product_tflops": product}
+    results["models"] = [
+        row
+        for name, config, size in (("recipe", small, batch), ("B/16", large, large_batch))
+        for row in time_models(name, config, size, precision, effort, options)
+    ]
+    for row in results["models"]:
+        row["tflops"] = row["training_images_per_second"] * 3 * row["flops"] / 1e12  # backward: twice the forward
+        row["share_of_product"] = row["tflops"] / product
+        row["mfu"] = row["tflops"] / options.peak if options.peak else None
+        print(
+            f"{row['name']} {row['form']}: training {row['training_images_per_second']:,.0f} images/s, "
+            f"{row['tflops']:.1f} TFLOP/s, {row['share_of_product']:.1%} of a plain product; "
+            f"inference {row['inference_images_per_second']:,.0f} images/s"
+        )
+    results["stages_ms"] = time_stages(recipe, batch, precision, effort, device)
+    print("; ".join(f"{name} {ms:.2f} ms" for name, ms in results["stages_ms"].items()))
+    results["loop_images_per_second"] = time_loop(recipe, 4 * batch if options.toy else 100 * batch, device)
+    print(f"the whole loop: {results['loop_images_per_second']:,.0f} images/s")
+    save(options.out / "throughput.json", results)
+
+
+def product_rate(device: torch.device, precision: str, side: int) -> float:
+    """TFLOP/s of a product of two square matrices of random numbers: the median of ten."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    seconds = interleaved({"product": lambda: a @ b}, device, rounds=10, calls=1)["product"]["median"]
+    return 2 * side**3 / seconds / 1e12
+
+
+def time_models(
+    name: str,
+    config: ViTConfig,
+    batch: int,
+    precision: str,
+    effort: tuple[int, int],
+    options: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's."""
+    device = options.device
+    forget_compiled(device)
+    images = torch.randn(batch, config.channels, *config.image_size, device=device)
+    labels = torch.randint(config.num_classes, (batch,), device=device)
+    flops, rows = summarise(config).flops, []
+    training, inference = {}, {}
+    forms = {"ours": False, "ours, compiled": True, "ours, CUDA graphs": "reduce-overhead", "timm": False}
+    if options.toy:
+        forms = {"ours": False, "timm": False}
+    for form, choice in forms.items():
+        try:
+            model = (timm_model if form == "timm" else ViT)(config).to(device)
+            call = compiled(model, choice, device, 0)
+            train = functools.partial(train_step, model, call, make_adamw(model), images, labels, precision)
+            start = now(device)
+            train()
+            row = {"name": name, "form": form, "batch": batch, "flops": flops, "first_step": now(device) - start}
+        except Exception as error:  # what is not installed, or does not compile here, raises anything
+            print(f"{name} {form} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
+        rows.append(row)
+        training[form] = train
+        inference[form] = functools.partial(infer, call, images, precision)
+    for kind, variants in (("training", training), ("inference", inference)):
+        for train in training.values():
+            train.args[0].train(kind == "training")
+        for row in rows:  # one after the other: CUDA graphs and compiled forms do not mix well in one round
+            form = row["form"]
+            seconds = interleaved({form: variants[form]}, device, *effort)[form]
+            row[f"{kind}_images_per_second"] = batch / seconds["median"]
+            row[f"{kind}_quartiles"] = [batch / seconds["high"], batch / seconds["low"]]
+    return rows
+
+
+def forget_compiled(device: torch.device) -> None:
+    """Start anew with compiling: torch compiles so many forms of a function, and then runs it as it is."""
+    if device.type == "cuda":
+        torch.compiler.reset()
+
+
+def timm_model(config: ViTConfig) -> nn.Module:
+    """timm's Vision Transformer with the blocks of `config`; its patch embedding is one linear map."""
+    declare_torchvision_operators()
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        in_chans=config.channels,
+        embed_dim=config.dim,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_ratio,
+        num_classes=config.num_classes,
+    )
+
+
+def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
+
+
+def train_step(
+    model: nn.Module,
+    call: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    precision: str,
+) -> None:
+    with autocast(images.device, precision):
+        logits = call(images)
+    F.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@torch.no_grad()
+def infer(call: Callable[[Tensor], Tensor], images: Tensor, precision: str) -> Tensor:
+    with autocast(images.device, precision):
+        return call(images)
+
+
+def time_stages(
+    recipe: Recipe, batch: int, precision: str, effort: tuple[int, int], device: torch.device
+) -> dict[str, float]:
+    """Milliseconds of each part of a step, and of torch's Muon, which ours replaces."""
+    H, W = recipe.model.image_size
+    images = torch.randint(256, (batch, 3, H, W), dtype=torch.uint8, device=device)
+    labels = torch.randint(recipe.model.num_classes, (batch,), device=device)
+    preprocess = Preprocess(image_size=(H, W), mean=(0.5,) * 3, std=(0.25,) * 3)
+    fill = torch.tensor(preprocess.mean, device=device)
+    rows = draw(recipe.augment, 16 * batch, 0, 0)
+    plans = list(plan(rows, recipe.augment, 0, (H, W), batch, device))
+    model = ViT(recipe.model).to(device)
+    optimizers = make_optimizers(model, recipe.optim)
+    matrices = [weight for group in optimizers[-1].param_groups for weight in group["params"]]
+    average = Average(model, 0.99)
+    train_step(model, model, make_adamw(model), images.float() / 255, labels, precision)
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+
+    def consume() -> None:
+        for _ in plan(rows, recipe.augment, 0, (H, W), batch, device):
+            pass
+
+    stages: dict[str, Callable[[], object]] = {
+        "plan of 16 batches": consume,
+        "augment, mix, normalise": lambda: preprocess.normalise(
+            augment_batch(images, labels, plans[0], recipe, fill, 0.0)[0]
+        ),
+        "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        "AdamW": optimizers[0].step,
+        "Muon": optimizers[-1].step,
+        "Muon, torch's": torch.optim.Muon(matrices, lr=1e-3).step,
+        "average": lambda: average.update(model, 1),
+    }
+    return {name: 1000 * timing["median"] for name, timing in interleaved(stages, device, *effort).items()}
+
+
+def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
+    """Images a second of `fit` on random images, in its third pass: compiled and warm."""
+    forget_compiled(device)
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (images, 3, *recipe.model.image_size), np.uint8)
+    data = ImageSet.from_arrays(pixels, np.arange(images) % recipe.model.num_classes, name="noise")
+    choice = recipe.compile if recipe.compile != "auto" else device.type == "cuda"
+    fields = {"epochs": 3, "compile": choice, "data": recipe.data.model_copy(update={"val_fraction": 0.0})}
+    rows: list[dict[str, float]] = []
+    with TemporaryDirectory() as scratch:
+        fit(recipe.model_copy(update=fields), data, out=scratch, device=str(device), on_epoch=rows.append)
+    return images / (rows[2]["seconds"] - rows[1]["seconds"])
+
+
+# --- runs ---
+
+
+def hardware(options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, with its rates where they do not take longer than all the rest."""
+    return {"device": "cpu", "toy": True} if options.toy else machine(options.device)
+
+
+def recipe_of(name: str, overrides: list[str], options: argparse.Namespace) -> Recipe:
+    return read_recipe(name, [*overrides, *TOY] if options.toy else overrides)
+
+
+def startup_seconds(run: Run) -> float | None:
+    """What the first pass took longer than the median one: compiling and warming up. None for less than 3 passes."""
+    lines = [line.split(",") for line in (run.folder / "metrics.csv").read_text().splitlines()]
+    seconds = [float(line[lines[0].index("seconds")]) for line in lines[1:]]
+    if len(seconds) < 3:
+        return None
+    return max(seconds[0] - statistics.median(np.diff(seconds).tolist()), 0.0)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def note(file: Path, line: dict[str, Any], out: Path) -> None:
+    """Append one JSON line to a file, and bring the file to `out`."""
+    with file.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+    shutil.copyfile(file, out / file.name)
+
+
+def sweep(options: argparse.Namespace) -> None:
+    """Short runs by a recipe with one change each, judged on validation images; the test images are left out."""
+    file = options.work / "sweep.jsonl"
+    arms = [arm.split() for arm in options.arm] if options.arm else [[], *ARMS]
+    arms = arms[:3] if options.toy and not options.arm else arms
+    data: dict[str, ImageSet] = {}
+    longest = 0.0
+    for arm in arms:
+        changes = [
+            *options.overrides,
+            f"epochs={options.epochs}",
+            f"seed={options.seed}",
+            "data.val_fraction=0.1",
+            *arm,
+        ]
+        key = {"recipe": options.recipe, "changes": changes}
+        if any(line["recipe"] == options.recipe and line["changes"] == changes for line in read_lines(file)):
+            continue
+        if time.monotonic() + longest > options.deadline:
+            print(f"the time is over before {' '.join(arm)}: go on by the same command")
+            break
+        recipe, start = recipe_of(options.recipe, changes, options), time.monotonic()
+        source = recipe.data.source or options.recipe
+        if source not in data:
+            data[source] = replace(load(source), test=None)
+        forget_compiled(options.device)
+        with TemporaryDirectory(dir=options.work) as scratch:
+            run = fit(recipe, data[source], out=scratch, device=str(options.device))
+            line = key | {name: run.results[name] for name in ("params", "train_seconds", "images_per_second")}
+            line |= {"val_top1": run.results["val"]["top1"], "val_loss": run.results["val"]["loss"]}
+            line["startup_seconds"] = startup_seconds(run)
+        note(file, line, options.out)
+        longest = max(longest, time.monotonic() - start)
+        print(f"{line['val_top1']:.2%}  {' '.join(arm) or 'the recipe'}  {line['train_seconds']:.0f} s")
+    else:
+        print(f"all {len(arms)} runs are done: {file}")
+    if file.exists():
+        shutil.copyfile(file, options.out / file.name)
+
+
+def final(options: argparse.Namespace) -> None:
+    """A whole run, stopped and saved when the time is over; at its end its model in float16, with its figures."""
+    overrides = [*options.overrides, f"seed={options.seed}"]
+    folder = options.work / "-".join(
+        [options.recipe, *(o.replace("=", "-") for o in options.overrides), str(options.seed)]
+    )
+    recipe = recipe_of(options.recipe, overrides, options)
+
+    def stop_in_time(state: State, loss: Tensor) -> None:
+        if time.monotonic() > options.deadline:
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the run saves and ends
+
+    if not (folder / "results.json").exists():
+        resume = (folder / "recipe.yaml").exists()
+        run = fit(recipe, out=folder, device=str(options.device), resume=resume, on_step=stop_in_time)
+        if run.results is None:
+            print("the time is over: go on by the same command")
+            return
+    home = options.out / folder.name
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("metrics.csv", "results.json"):
+        shutil.copyfile(folder / name, home / name)
+    ship(folder, folder.name, models=options.out, device=str(options.device))
+    results = json.loads((home / "results.json").read_text())
+    print(f"{home}: test top-1 {results['test']['top1']:.2%}, in float16 {results['float16']['top1']:.2%}")
+
+
+def time_to(options: argparse.Namespace) -> None:
+    """Seconds that the recipe cifar10-94 takes to the end, over several seeds, and whether their mean is 94%."""
+    file = options.work / "time-to-94.jsonl"
+    longest = 0.0
+    for seed in range(options.seeds):
+        key = {"changes": options.overrides, "seed": seed}
+        if any({name: line[name] for name in key} == key for line in read_lines(file)):
+            continue
+        if time.monotonic() + longest > options.deadline:
+            print(f"the time is over before seed {seed}: go on by the same command")
+            break
+        recipe, start = recipe_of("cifar10-94", [*options.overrides, f"seed={seed}"], options), time.monotonic()
+        forget_compiled(options.device)
+        with TemporaryDirectory(dir=options.work) as scratch:
+            run = fit(recipe, out=scratch, device=str(options.device))
+            startup = startup_seconds(run) or 0.0
+            line = key | {"top1": run.results["test"]["top1"], "epochs": run.results["epochs"]}
+            line |= {"seconds": run.results["train_seconds"] - startup, "startup_seconds": startup}
+        note(file, line, options.out)
+        longest = max(longest, time.monotonic() - start)
+    lines = [line for line in read_lines(file) if line["changes"] == options.overrides]
+    if lines:
+        top1, seconds = ([line[name] for line in lines] for name in ("top1", "seconds"))
+        results = {
+            "machine": hardware(options),
+            "recipe": "cifar10-94",
+            "changes": options.overrides,
+            "n": len(lines),
+            "mean_top1": statistics.mean(top1),
+            "sd_top1": statistics.stdev(top1) if len(top1) > 1 else None,
+            "reached": statistics.mean(top1) >= 0.94,
+            "mean_seconds": statistics.mean(seconds),
+            "seconds": seconds,
+            "startup_seconds": [line["startup_seconds"] for line in lines],
+            "top1": top1,
+        }
+        write_json(options.out / "time-to-94.json", results)
+        print(
+            f"test top-1 {results['mean_top1']:.2%}, n = {len(lines)}, in {results['mean_seconds']:.1f} s beside "
+            f"{max(results['startup_seconds']):.1f} s or less for compiling and warming up"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""benchmarks/gpu.py on a CPU at toy size: every part leaves its figures, and goes on where it stopped."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitreous.train import run as run_module
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)  # pictures take longer than these runs
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def part(gpu, tmp_path, monkeypatch):
+    """Run a part at toy size; `refuse` makes any training an error."""
+
+    def run(*words, refuse=False):
+        if refuse:
+            monkeypatch.setattr(gpu, "fit", lambda *_, **__: pytest.fail("trained again"))
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *words, "--toy", "--work", str(tmp_path / "work")])
+        gpu.main()
+        return tmp_path / "work" / "out"
+
+    return run
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_throughput_is_measured_of_models_stages_and_the_loop(part):
+    out = part("throughput", "--peak", "0.5")
+    content = json.loads((out / "throughput.json").read_text())
+    ours = [row for row in content["models"] if row["form"] == "ours"]
+    assert [row["name"] for row in ours] == ["recipe", "B/16"]
+    for row in content["models"]:
+        assert row["training_images_per_second"] > 0 and row["inference_images_per_second"] > 0
+        assert row["mfu"] == pytest.approx(row["training_images_per_second"] * 3 * row["flops"] / 0.5e12)
+    assert {"Muon", "Muon, torch's", "average", "clip"} < content["stages_ms"].keys()
+    assert min(content["stages_ms"].values()) > 0 and content["loop_images_per_second"] > 0
+
+
+def test_a_sweep_notes_a_line_a_run_and_skips_what_is_done(part, gpu, monkeypatch):
+    tests, fit = [], gpu.fit
+    monkeypatch.setattr(
+        gpu, "fit", lambda recipe, data, **options: tests.append(data.test) or fit(recipe, data, **options)
+    )
+    arms = ["--arm", "optim.muon_split_qkv=true", "--arm", "optim.name=adamw optim.learning_rate=0.01"]
+    out = part("sweep", "cifar10", "optim.clip=2", *arms[:2])
+    out = part("sweep", "cifar10", "optim.clip=2", *arms)
+    first, second = lines_of(out / "sweep.jsonl")
+    assert tests == [None, None]  # the test images are not even there
+    assert first["changes"][0] == "optim.clip=2" and first["changes"][-1] == "optim.muon_split_qkv=true"
+    assert second["changes"][-2:] == ["optim.name=adamw", "optim.learning_rate=0.01"]
+    assert 0 <= first["val_top1"] <= 1 and first["train_seconds"] > 0 and first["startup_seconds"] >= 0
+    part("sweep", "cifar10", "optim.clip=2", *arms, refuse=True)
+
+
+def test_a_sweep_begins_nothing_after_its_time(part, capsys):
+    out = part("sweep", "cifar10", "--minutes", "0", refuse=True)
+    assert not (out / "sweep.jsonl").exists() and "go on by the same command" in capsys.readouterr().out
+
+
+def test_a_whole_run_goes_on_where_its_time_was_over_and_leaves_a_small_model(part, capsys):
+    out = part("final", "cifar10", "--minutes", "0")
+    assert not list(out.iterdir()) and "go on by the same command" in capsys.readouterr().out
+    assert (out.parent / "cifar10-0" / "checkpoints" / "last.pt").exists()
+    part("final", "cifar10")
+    home = out / "cifar10-0"
+    results = json.loads((home / "results.json").read_text())
+    assert results["epochs"] == 3 and results["test"]["count"] == results["float16"]["count"] == 360
+    assert len((home / "metrics.csv").read_text().splitlines()) == 4
+    assert {path.name for path in home.iterdir()} >= {"model.safetensors", "config.json", "results.json", "metrics.csv"}
+    assert all(path.stat().st_size < 16e6 for path in home.iterdir())
+    part("final", "cifar10", refuse=True)
+
+
+def test_the_time_to_94_is_that_of_several_seeds_without_their_start_up(part):
+    out = part("time-to-94", "--seeds", "1")
+    part("time-to-94", "--seeds", "2")
+    content = json.loads((out / "time-to-94.json").read_text())
+    assert content["n"] == 2 and content["mean_top1"] == pytest.approx(sum(content["top1"]) / 2)
+    assert content["reached"] is (content["mean_top1"] >= 0.94)
+    assert min(content["seconds"]) > 0 and min(content["startup_seconds"]) >= 0
+    assert [line["seed"] for line in lines_of(out / "time-to-94.jsonl")] == [0, 1]
+    part("time-to-94", "--seeds", "2", refuse=True)
+
+
+def test_start_up_is_what_the_first_pass_took_longer(gpu, tmp_path):
+    rows = ["epoch,seconds", "1,30.0", "2,32.0", "3,35.0", "4,37.0"]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows))
+    assert gpu.startup_seconds(gpu.Run(tmp_path)) == 28
+    (tmp_path / "metrics.csv").write_text("\n".join(rows[:3]))
+    assert gpu.startup_seconds(gpu.Run(tmp_path)) is None

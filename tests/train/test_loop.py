@@ -1,0 +1,192 @@
+"""The loop never waits for its device within a pass, and compiles the model where that is asked for."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from tiny import equal, metrics_rows, tiny_recipe, tiny_set, weights_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitreous import device
+from vitreous.data.loaders import Batches
+from vitreous.device import can_compile, compiled
+from vitreous.model import ViT
+from vitreous.preprocess import Preprocess
+from vitreous.train import loop
+from vitreous.train.loop import Hooks, State, train_loop
+from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.run import fit
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+
+STEPS = 6  # of a pass over 48 images in batches of 8
+EVERYTHING = {
+    "model": {
+        "patch_embedding": "conv_stem", "stem_channels": (8,), "patch_size": 2, "norm": "rmsnorm", "qk_norm": True,
+        "positions": "rope", "pool": "attention", "drop_path": 0.3, "dropout": 0.1, "depth": 2,
+    },
+    "augment": {
+        "flip": 0.5, "alternate_flip": True, "crop_scale": (0.5, 1), "color": 0.3, "randaugment_ops": 2, "erase": 0.3,
+        "mixup": 0.5, "cutmix": 0.5, "mix_until": 0.5,
+    },
+    "optim": {"name": "muon", "muon_split_qkv": True, "ema": 0.9, "accumulate": 2, "label_smoothing": 0.1},
+}  # fmt: skip
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the host to the `meta` device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[0] if func is torch.ops.aten._to_copy.default else args[1]
+            self.count += source.device.type == "cpu" and result.device.type == "meta"
+        return result
+
+
+def pretend_engine(where):
+    return SimpleNamespace(
+        device=torch.device(where),
+        processes=1,
+        rank=0,
+        main=True,
+        unwrap=lambda model: model,
+        gradients=lambda model, last: contextlib.nullcontext(),
+        backward=lambda loss: loss.backward(),
+        sum=lambda values: values,
+        max=lambda *values: list(values),
+    )
+
+
+def start(recipe, where):
+    """The arguments of `train_loop` for 48 images on a device."""
+    data = tiny_set(channels=3)
+    recipe = recipe.resolve(image_size=(8, 8), channels=3, num_classes=3)
+    preprocess = Preprocess(image_size=8, mean=(0.4,) * 3, std=(0.2,) * 3)
+    model = ViT(recipe.model).to(where)
+    return {
+        "model": model,
+        "average": Average(model, recipe.optim.ema),
+        "optimizers": make_optimizers(model, recipe.optim),
+        "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
+        "val": None,
+        "recipe": recipe,
+        "preprocess": preprocess,
+        "precision": "float32",
+        "engine": pretend_engine(where),
+        "state": State(),
+    }
+
+
+def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_at_a_step(monkeypatch):
+    """On the `meta` device tensors have no values: whoever reads one, or needs one to know a shape, gets an error."""
+    adamw = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *args, **options: adamw(*args, **options | {"fused": False}))
+    monkeypatch.setattr(loop, "autocast", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 0.0)  # no report before the last step
+    copies, seen = Copies(), []
+    parts = start(tiny_recipe(epochs=1, **EVERYTHING), "meta")
+    hooks = Hooks(on_step=lambda state, loss: seen.append((state.step, copies.count)))
+    with copies, pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        train_loop(**parts, hooks=hooks)
+    assert [step for step, _ in seen] == list(range(1, STEPS + 1))
+    assert 0 < seen[0][1] == seen[-1][1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("choice", [False, True])
+def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
+    parts = start(tiny_recipe(epochs=2, compile=choice, **EVERYTHING), "cuda")
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 0.0)
+
+    def watch(state, _):
+        torch.cuda.set_sync_debug_mode("error" if state.epoch and state.step < STEPS else "default")
+
+    try:
+        assert train_loop(**parts, hooks=Hooks(on_step=watch))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- compiling ---
+
+
+@pytest.fixture
+def compile_calls(monkeypatch):
+    """What `torch.compile` is asked for; it compiles nothing."""
+    calls = []
+
+    def record(model, **options):
+        calls.append(options)
+        return lambda images: model(images)
+
+    monkeypatch.setattr(torch, "compile", record)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("choice", "where", "steps", "calls"),
+    [
+        (False, "cuda", 10_000, []),
+        (True, "cpu", 1, [{}]),
+        ("reduce-overhead", "cuda", 1, [{"mode": "reduce-overhead"}]),
+        ("auto", "cpu", 10_000, []),
+        ("auto", "cuda", 5000, [{}]),
+        ("auto", "cuda", 4999, []),
+    ],
+)
+def test_the_model_is_compiled_where_the_recipe_says_so(monkeypatch, compile_calls, choice, where, steps, calls):
+    monkeypatch.setattr(device, "can_compile", lambda _: True)
+    model = torch.nn.Linear(2, 2)
+    call = compiled(model, choice, torch.device(where), steps)
+    assert compile_calls == calls and (call is model) == (not calls)
+    assert torch.equal(call(torch.ones(1, 2)), model(torch.ones(1, 2)))
+
+
+def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile_calls):
+    monkeypatch.setattr(device, "can_compile", lambda _: False)
+    model = torch.nn.Linear(2, 2)
+    assert compiled(model, "auto", torch.device("cuda"), 10_000) is model
+    monkeypatch.undo()
+    for capability, triton, compiler, answer in [
+        ((9, 0), "triton", "/usr/bin/gcc", True),
+        ((6, 1), "triton", "/usr/bin/gcc", False),
+        ((9, 0), None, "/usr/bin/gcc", False),
+        ((9, 0), "triton", None, False),
+    ]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        monkeypatch.setattr(device, "find_spec", lambda _, triton=triton: triton)
+        monkeypatch.setattr(device.shutil, "which", lambda _, compiler=compiler: compiler)
+        assert can_compile(torch.device("cuda")) is answer
+
+
+def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
+    """Traced as for compiling, but run by the ordinary kernels, so that every bit can be compared."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, backend="eager"))
+    runs = {}
+    for choice in (False, True):
+        recipe = tiny_recipe(epochs=1, compile=choice, model={"drop_path": 0.3, "dropout": 0.1}, optim={"ema": 0.9})
+        runs[choice] = fit(recipe, tiny_set(channels=3), out=tmp_path / str(choice), console=Console(quiet=True))
+    assert equal(weights_of(runs[True].folder), weights_of(runs[False].folder))
+    checkpoints = [torch.load(run.folder / "checkpoints" / "last.pt", weights_only=True) for run in runs.values()]
+    for part in ("model", "average", "optimizers"):
+        assert equal(checkpoints[0][part], checkpoints[1][part])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_what_the_model_learns(tmp_path):
+    losses = []
+    for choice in (False, True):
+        recipe = tiny_recipe(compile=choice)
+        run = fit(recipe, tiny_set(channels=3), out=tmp_path / str(choice), console=Console(quiet=True))
+        losses.append([float(row["train_loss"]) for row in metrics_rows(run.folder)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
