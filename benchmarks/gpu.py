@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure import interleaved, machine, now, save
+from measure import interleaved, machine, now
 from peers import declare_torchvision_operators
 from ship import ship
 from torch import Tensor, nn
@@ -113,30 +113,22 @@ def throughput(options: argparse.Namespace) -> None:
     recipe = recipe_of("cifar10", [], options)
     recipe = recipe.resolve(image_size=(32, 32), channels=3, num_classes=10)
     small, large = recipe.model, ViTConfig(size="B/16")
-    batch, large_batch, effort = recipe.optim.batch_size, 256, (7, 10)  # rounds, and calls in each
+    batch, large_batch, effort = recipe.optim.batch_size, 256, (7, 10)
     if options.toy:
         large, batch, large_batch, effort = ViTConfig(size="nano/16", image_size=64), 8, 2, (2, 1)
     product = product_rate(device, precision, 256 if options.toy else 8192)
     results: dict[str, Any] = {"machine": hardware(options), "precision": precision, "product_tflops": product}
-    results["models"] = [
-        row
-        for name, config, size in (("recipe", small, batch), ("B/16", large, large_batch))
-        for row in time_models(name, config, size, precision, effort, options)
-    ]
-    for row in results["models"]:
-        row["tflops"] = row["training_images_per_second"] * 3 * row["flops"] / 1e12  # backward: twice the forward
-        row["share_of_product"] = row["tflops"] / product
-        row["mfu"] = row["tflops"] / options.peak if options.peak else None
-        print(
-            f"{row['name']} {row['form']}: training {row['training_images_per_second']:,.0f} images/s, "
-            f"{row['tflops']:.1f} TFLOP/s, {row['share_of_product']:.1%} of a plain product; "
-            f"inference {row['inference_images_per_second']:,.0f} images/s"
-        )
+    file = options.out / "throughput.json"
+    results["models"] = []
+    for name, config, size in (("recipe", small, batch), ("B/16", large, large_batch)):
+        results["models"] += time_models(name, config, size, precision, effort, product, options)
+        write_json(file, results)  # as far as it is: a part that fails loses nothing
     results["stages_ms"] = time_stages(recipe, batch, effort, device)
+    write_json(file, results)
     print("; ".join(f"{name} {ms:.2f} ms" for name, ms in results["stages_ms"].items()))
     results["loop_images_per_second"] = time_loop(recipe, 4 * batch if options.toy else 100 * batch, device)
     print(f"the whole loop: {results['loop_images_per_second']:,.0f} images/s")
-    save(options.out / "throughput.json", results)
+    write_json(file, results)
 
 
 def product_rate(device: torch.device, precision: str, side: int) -> float:
@@ -153,15 +145,18 @@ def time_models(
     batch: int,
     precision: str,
     effort: tuple[int, int],
+    product: float,
     options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's."""
+    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's.
+
+    effort: rounds, and calls in each. product: TFLOP/s of a plain product.
+    """
     device = options.device
     forget_compiled(device)
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
     labels = torch.randint(config.num_classes, (batch,), device=device)
     flops, rows = summarise(config).flops, []
-    training, inference = {}, {}
     forms = {"ours": False, "ours, compiled": True, "ours, CUDA graphs": "reduce-overhead", "timm": False}
     if options.toy:
         forms = {"ours": False, "timm": False}
@@ -169,32 +164,36 @@ def time_models(
         try:
             model = (timm_model if form == "timm" else ViT)(config).to(device)
             call = compiled(model, choice, device, 0)
-            train = functools.partial(train_step, model, call, make_adamw(model), images, labels, precision)
+            train = functools.partial(train_step, call, make_adamw(model), images, labels, precision)
+            row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": flops}
             start = now(device)
             train()
-            row = {"name": name, "form": form, "batch": batch, "flops": flops, "first_step": now(device) - start}
+            row["first_step"] = now(device) - start
+            row |= rates("training", interleaved({form: train}, device, *effort)[form], batch)
+            model.eval()
+            answer = functools.partial(infer, call, images, precision)
+            row |= rates("inference", interleaved({form: answer}, device, *effort)[form], batch)
         except Exception as error:  # what is not installed, or does not compile here, raises anything
-            print(f"{name} {form} is left out: {type(error).__name__}: {str(error).splitlines()[0]}")
+            print(f"{name} {form} is left out: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue
+        row["tflops"] = row["training_images_per_second"] * 3 * flops / 1e12  # backward: twice the forward
+        row["share_of_product"] = row["tflops"] / product
+        row["mfu"] = row["tflops"] / options.peak if options.peak else None
         rows.append(row)
-        training[form] = train
-        inference[form] = functools.partial(infer, call, images, precision)
-    for kind, variants in (("training", training), ("inference", inference)):
-        for train in training.values():
-            train.args[0].train(kind == "training")
-        for row in rows:  # one after the other: CUDA graphs and compiled forms do not mix well in one round
-            form = row["form"]
-            seconds = interleaved({form: variants[form]}, device, *effort)[form]
-            row[f"{kind}_images_per_second"] = batch / seconds["median"]
-            row[f"{kind}_quartiles"] = [batch / seconds["high"], batch / seconds["low"]]
+        print(
+            f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s, "
+            f"{row['share_of_product']:.1%} of a plain product; "
+            f"inference {row['inference_images_per_second']:,.0f} images/s; first step {row['first_step']:.1f} s"
+        )
     return rows
 
 
-def forget_compiled(device: torch.device) -> None:
-    """Start anew with compiling, for torch compiles some forms of a function and runs further ones as they are."""
-    if device.type == "cuda":
-        torch.compiler.reset()
-        torch.cuda.empty_cache()
+def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
+    """Images a second: the median and both quartiles."""
+    return {
+        f"{kind}_images_per_second": batch / seconds["median"],
+        f"{kind}_quartiles": [batch / seconds["high"], batch / seconds["low"]],
+    }
 
 
 def timm_model(config: ViTConfig) -> nn.Module:
@@ -219,7 +218,6 @@ def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def train_step(
-    model: nn.Module,
     call: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     images: Tensor,
@@ -237,6 +235,13 @@ def train_step(
 def infer(call: Callable[[Tensor], Tensor], images: Tensor, precision: str) -> Tensor:
     with autocast(images.device, precision):
         return call(images)
+
+
+def forget_compiled(device: torch.device) -> None:
+    """Start anew with compiling, for torch compiles some forms of a function and runs further ones as they are."""
+    if device.type == "cuda":
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
 
 
 def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: torch.device) -> dict[str, float]:
