@@ -6,8 +6,9 @@
     python benchmarks/peers.py --quick         # seconds, on a toy batch; writes nothing
 
 All get the same batch, AdamW and loss, a class token and learned positions; every peer runs in float32 and, where the
-processor has units for it, under bf16 autocast. Beside images a second stand the share of the machine's matrix-product rate in that precision that the
-model's products reach, and the peak memory of a training step, each in a process of its own.
+processor has units for it, under bf16 autocast. Beside images a second stand the share of the machine's matrix-product
+rate in that precision that the model's products reach, and the peak memory of a training step, each in a process of
+its own.
 """
 
 import argparse
