@@ -28,24 +28,20 @@ def train_seed(recipe: str, overrides: list[str], seed: int, folder: Path) -> di
     return json.loads(finished.read_text())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_intermixed_args()
-
-    name = "-".join([options.recipe, *(override.replace("=", "-") for override in options.overrides)])
-    folders = [Path("runs/benchmarks") / f"{name}-{seed}" for seed in range(options.seeds)]
-    runs = [train_seed(options.recipe, options.overrides, seed, folder) for seed, folder in enumerate(folders)]
+def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dict]:
+    """Train seeds 0, 1, ...; returns a name for the experiment and its figures."""
+    name = "-".join([recipe, *(override.replace("=", "-") for override in overrides)])
+    folders = [Path("runs/benchmarks") / f"{name}-{seed}" for seed in range(seeds)]
+    runs = [train_seed(recipe, overrides, seed, folder) for seed, folder in enumerate(folders)]
     top1 = [run["test"]["top1"] for run in runs]
-    content = {
-        "recipe": options.recipe,
-        "overrides": options.overrides,
-        "command": f"vitreous train {' '.join([options.recipe, *options.overrides])} --seed N",
+    what = recipe if read_recipe(recipe).data.source == recipe else f"--recipe {recipe}"
+    return name, {
+        "recipe": recipe,
+        "overrides": overrides,
+        "command": f"vitreous train {' '.join([what, *overrides])} --seed N",
         "machine": machine(torch.device("cpu")),
         "params": runs[0]["params"],
-        "epochs": runs[0]["epochs"],
+        "passes": statistics.mean(run["passes"] for run in runs),
         "precision": runs[0]["precision"],
         "test_images": runs[0]["test"]["count"],
         "n": len(runs),
@@ -56,12 +52,23 @@ def main() -> None:
         "train_seconds": [run["train_seconds"] for run in runs],
         "images_per_second": [run["images_per_second"] for run in runs],
     }
-    save(RESULTS / f"{name}.json", content)
-    sd = f" +- {content['top1_sd']:.2%}" if content["top1_sd"] is not None else ""
-    print(
-        f"{name}: test top-1 {content['top1_mean']:.2%}{sd}, n = {len(runs)}, "
-        f"{min(content['train_seconds']):.0f} to {max(content['train_seconds']):.0f} s"
-    )
+
+
+def in_words(figures: dict) -> str:
+    sd = f" +- {figures['top1_sd']:.2%}" if figures["top1_sd"] is not None else ""
+    seconds = f"{min(figures['train_seconds']):.0f} to {max(figures['train_seconds']):.0f} s"
+    return f"test top-1 {figures['top1_mean']:.2%}{sd}, n = {figures['n']}, {figures['passes']:.1f} passes, {seconds}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_intermixed_args()
+    name, figures = train_seeds(options.recipe, options.overrides, options.seeds)
+    save(RESULTS / f"{name}.json", figures)
+    print(f"{name}: {in_words(figures)}")
 
 
 if __name__ == "__main__":

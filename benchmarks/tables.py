@@ -12,13 +12,14 @@ README = Path(__file__).parent.parent / "README.md"
 def recipe_table(results: list[dict]) -> str:
     """One row a recipe and precision."""
     lines = [
-        "| command | parameters | epochs | precision | test top-1, mean ± sd | n | seconds |",
+        "| command | parameters | passes | precision | test top-1, mean ± sd | n | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
         seconds = f"{min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f}"
-        cells = [f"`{r['command']}`", f"{r['params']:,}", r["epochs"], r["precision"]]
+        passes = f"{r['passes']:.1f}" if "passes" in r else r["epochs"]
+        cells = [f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"]]
         cells += [f"{100 * r['top1_mean']:.2f}{sd}", r["n"], seconds]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
