@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
 
 RESULTS = Path(__file__).parent / "results"
+sys.path.append(str(Path(__file__).parent.parent))  # where the package `reproductions` lies, which is not installed
 
 
 def interleaved(
