@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.augment import Augment, augment, draw
+from vitreous.augment import Augment, augment, draw, plan
 from vitreous.data.images import ArrayImages, ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
@@ -191,15 +191,17 @@ def train_epoch(
     model, B = setup.model.train(), train.batch_size
     steps = -(-len(train) // B)
     scheduled = epochs * (steps if setup.schedule_images is None else setup.schedule_images // B)
-    draws = draw(setup.augment, len(train), seed, state.epoch)
+    order = epoch_order(len(train), seed, state.epoch)
+    draws = draw(setup.augment, len(train), seed, state.epoch)[order]
+    plans = plan(draws, setup.augment, state.epoch, preprocess.image_size, B, train.device)
     black = torch.zeros(preprocess.channels, device=train.device)
     totals = torch.zeros(2, dtype=torch.float64, device=train.device)  # loss and hits, summed over images
     started = reported = time.monotonic()
     for group in optimizer.param_groups:
         group.setdefault("peak", group["lr"])
 
-    for rows, pixels, labels in train.epoch(epoch_order(len(train), seed, state.epoch)):
-        images = preprocess.normalise(augment(pixels.float() / 255, draws[rows], setup.augment, state.epoch, black))
+    for (rows, pixels, labels), changes in zip(train.epoch(order), plans, strict=True):
+        images = preprocess.normalise(augment(pixels.float() / 255, changes, setup.augment, black))
         outputs = model(images)
         loss = F.cross_entropy(outputs, labels)
         loss.backward()

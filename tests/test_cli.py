@@ -103,6 +103,20 @@ def test_train_evaluate_predict(vitreous, work, tmp_path):
     assert all(name in out for name in CLASSES) and out.count("%") == 24
 
 
+def test_folds_are_trained_and_summed_up(vitreous, tmp_path):
+    arguments = ("photos", "epochs=1", "--recipe", "r.yaml", "--folds", 2, "--out", tmp_path / "cv", "--device", "cpu")
+    code, out, err = vitreous("train", *arguments)
+    assert (code, err) == (0, "")
+    results = json.loads((tmp_path / "cv" / "results.json").read_text())
+    assert f"2 folds: top-1 {results['top1_mean']:.2%} ± {results['top1_sd']:.2%} (mean ± sd, n = 2)" in out
+    assert results["count"] == [18, 18] and "fold 1 of 2:" in out
+    code, _, err = vitreous("train", "--resume", "--out", tmp_path / "cv")
+    assert code == 2 and "is finished" in err
+    (tmp_path / "cv" / "results.json").unlink()
+    code, _, err = vitreous("train", "--resume", "--out", tmp_path / "cv")
+    assert (code, err) == (0, "") and json.loads((tmp_path / "cv" / "results.json").read_text()) == results
+
+
 def test_settings_follow_data_or_stand_alone(vitreous, work, tmp_path):
     (work / "own.yaml").write_text(RECIPE + "seed: 3\n")
     code, _, _ = vitreous(

@@ -81,6 +81,7 @@ def train(
     recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[
@@ -96,6 +97,8 @@ def train(
         raise ValueError("DATA is empty: give a name, a file or a folder")
     if seed is not None:
         overrides.append(f"seed={seed}")
+    if folds is not None:
+        overrides.append(f"data.folds={folds}")
     if resume and out is None:
         raise ValueError("--resume needs the run folder: name it with --out")
 
@@ -104,6 +107,7 @@ def train(
     from vitreous.train.choose import choose_recipe
     from vitreous.train.engine import is_main
     from vitreous.train.folder import claim
+    from vitreous.train.folds import fit_folds
     from vitreous.train.progress import say
     from vitreous.train.run import fit
 
@@ -115,8 +119,14 @@ def train(
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)
-    run = fit(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
-    if run.results:
+    cross = chosen.data.folds is not None and chosen.data.fold is None
+    train = fit_folds if cross else fit
+    run = train(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
+    if run.results and cross:
+        figures = "{folds} folds: top-1 {top1_mean:.2%} ± {top1_sd:.2%} (mean ± sd, n = {n}), loss {loss_mean:.4f}"
+        say(console, figures.format(**run.results))
+        say(console, f"run folder: {run.folder}")
+    elif run.results:
         console.print(_results_table(run.results))
         figures = (
             "{params:,} parameters, epoch {best_epoch} of {epochs} kept, "

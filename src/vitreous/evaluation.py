@@ -84,7 +84,7 @@ def own_data(run: Path | str | Bundle) -> ImageSet:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken)
-    data = data.with_validation(options.val_fraction, options.split_seed)
+    data = data.divided(options)
     trained_on = json.loads((Path(run) / "data.json").read_text())["counts"]
     if len(data.train) != trained_on["train"] and not options.skip_broken:
         raise ValueError(

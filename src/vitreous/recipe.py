@@ -67,6 +67,20 @@ class DataOptions(Section):
     """GiB of uint8 pixels up to which a split lives on the device; larger ones stream through workers."""
     workers: NonNegativeInt = 2
     """Processes that read a streamed set."""
+    balance: Literal["none", "weights", "sampling"] = "none"
+    """Classes of unequal size. `weights`: class weights in the loss, images / (classes x images of the class).
+    `sampling`: a pass shows all classes equally often, the images of a small one several times."""
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """Cross-validate: the training images in so many stratified parts, by `split_seed`; a run for each of them is
+    tested on it and trained on the others."""
+    fold: PositiveInt | None = None
+    """The one of these runs that this is, from 1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataOptions":
+        if self.fold is not None and self.fold > (self.folds or 0):
+            raise ValueError(f"fold {self.fold} is not within the folds, which are {self.folds}: give data.folds too")
+        return self
 
 
 class OptimOptions(Section):

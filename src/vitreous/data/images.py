@@ -15,6 +15,7 @@ from vitreous.data.stores import (
     Images,
     as_pixels,
 )
+from vitreous.recipe import DataOptions
 
 __all__ = [
     "ArrayImages",
@@ -113,6 +114,34 @@ class ImageSet:
                     labels = match_labels([names[label] for label in labels], class_names, key)
                 others[key] = Split(DatasetImages(dataset), labels)
         return cls(name, name, class_names, split, **others)
+
+    def divided(self, options: DataOptions) -> "ImageSet":
+        """The set as a run sees it: with a fold held out for testing, if that is asked for, and validation images."""
+        if options.folds is not None and options.fold is None:
+            raise ValueError(
+                f"data.folds={options.folds} asks for {options.folds} runs: use `vitreous train --folds`, or "
+                "`fit_folds` from Python, or choose one of them with data.fold"
+            )
+        held = self if options.fold is None else self.with_fold(options.fold, options.folds, options.split_seed)
+        return held.with_validation(options.val_fraction, options.split_seed)
+
+    def with_fold(self, fold: int, folds: int, seed: int = 0) -> "ImageSet":
+        """Hold one of `folds` stratified, seeded parts of train out, from 1, as test images instead of the set's own.
+
+        Raises ValueError for a class with fewer images than folds.
+        """
+        from sklearn.model_selection import StratifiedKFold
+
+        labels = self.train.labels
+        counts = np.bincount(labels)
+        if len(small := np.flatnonzero((counts > 0) & (counts < folds))):
+            raise ValueError(
+                f"class '{self.class_names[small[0]]}' has {counts[small[0]]} training images, fewer than {folds} "
+                "folds: use fewer folds"
+            )
+        parts = StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)
+        kept, held = list(parts)[fold - 1]
+        return replace(self, train=self.train.take(kept), test=self.train.take(held))
 
     def with_validation(self, fraction: float, seed: int = 0) -> "ImageSet":
         """Cut a stratified, seeded share of train off for validation, unless validation images are given.

@@ -64,6 +64,13 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
 
 
+def data_of(recipe: Recipe) -> ImageSet:
+    """The data that a recipe names. Raises ValueError where it names none."""
+    if not recipe.data.source:
+        raise ValueError("the recipe names no data: give data, or set data.source")
+    return load(recipe.data.source, skip_broken=recipe.data.skip_broken)
+
+
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
     """The recipe with image size, channels and classes of the data, where it names none itself.
 

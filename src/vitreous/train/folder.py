@@ -44,6 +44,13 @@ def claim(folder: Path, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 
+def claimed(out: Path | str | None, name: str, resume: bool) -> Path:
+    """The run folder, by default the next free one, with nothing in it that would be lost."""
+    folder = Path(out) if out else free_folder(name)
+    claim(folder, resume)
+    return folder
+
+
 def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> None:
     """A resumed run goes on by its own recipe: raises ValueError that names the first difference.
 

@@ -84,6 +84,35 @@ def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng((seed, epoch, 1)).permutation(images))
 
 
+def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
+    """As many row numbers as there are images, with all classes equally often, a function of labels, seed and epoch.
+
+    A class's images come in turn, in an order of their own each time round.
+    """
+    rng = np.random.default_rng((seed, epoch, 1))
+    classes = labels.unique()
+    share, rows = -(-len(labels) // len(classes)), []
+    for label in classes:
+        own = np.flatnonzero(labels == label)
+        rows.append(np.concatenate([rng.permutation(own) for _ in range(-(-share // len(own)))])[:share])
+    return torch.from_numpy(rng.permutation(np.concatenate(rows))[: len(labels)])
+
+
+def epoch_rows(labels: Tensor, recipe: Recipe, epoch: int) -> tuple[Tensor, Tensor]:
+    """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, K)."""
+    draws = draw(recipe.augment, len(labels), recipe.seed, epoch)
+    if recipe.data.balance == "sampling":  # an image that comes several times looks different each time
+        return balanced_order(labels, recipe.seed, epoch), draws
+    order = epoch_order(len(labels), recipe.seed, epoch)
+    return order, draws[order]
+
+
+def class_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """images / (classes x images of the class), (num_classes,): over the training images their mean is 1."""
+    counts = labels.bincount(minlength=num_classes)
+    return len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
+
+
 def augment_batch(
     images: Tensor, labels: Tensor, changes: Changes, recipe: Recipe, fill: Tensor, progress: float
 ) -> tuple[Tensor, Tensor]:
@@ -121,6 +150,9 @@ def train_loop(
     optim, B = recipe.optim, recipe.optim.batch_size
     steps = steps_per_epoch(len(train), B)
     total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images a step
+    weights = None
+    if recipe.data.balance == "weights":
+        weights = class_weights(train.labels, recipe.model.num_classes).to(engine.device)
     so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=torch.float64, device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
@@ -129,20 +161,19 @@ def train_loop(
 
     while not _over(state, recipe):
         model.train()
-        order = epoch_order(len(train), recipe.seed, state.epoch)[: steps * B]
-        mine, share = order[engine.rank :: engine.processes], B // engine.processes
-        draws = draw(recipe.augment, len(train), recipe.seed, state.epoch)[mine]
+        order, draws = epoch_rows(train.labels, recipe, state.epoch)
+        mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
         image_size = recipe.model.image_size
-        plans = plan(draws, recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
+        plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
         started, spent = time.monotonic(), state.total_seconds
 
-        for (_, images, labels), changes in zip(train.epoch(mine[state.step * share :]), plans, strict=True):
+        for (_, images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
             progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
 
-            sums = forward_backward(model, call, images, targets, size, recipe, precision, engine)
+            sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, engine)
             totals += sums
             if optim.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
@@ -216,20 +247,29 @@ def train_loop(
     return True
 
 
+def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+    """Cross-entropy, each class's part of the targets times its weight: the mean over the images."""
+    if weights is None:
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    # torch's own mean divides by the weights that happen to be in the batch, if the targets are labels
+    return F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum") / len(logits)
+
+
 def forward_backward(
     model: nn.Module,
     call: Callable[[Tensor], Tensor],
     images: Tensor,
     targets: Tensor,
     size: int,
+    weights: Tensor | None,
     recipe: Recipe,
     precision: str,
     engine: Engine,
 ) -> Tensor:
     """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
 
-    call: the model, as it is or compiled. size: images in the batch, of all processes. Returns (2,): the sum of the
-    loss over these images, and of hits.
+    call: the model, as it is or compiled. size: images in the batch, of all processes. weights: (K,), of the classes.
+    Returns (2,): the sum of the loss over these images, and of hits.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
     sums = torch.zeros(2, dtype=torch.float64, device=images.device)
@@ -237,7 +277,7 @@ def forward_backward(
         with engine.gradients(model, last=i == len(parts) - 1):
             with autocast(images.device, precision):
                 logits = call(part).float()  # (B, K)
-            loss = F.cross_entropy(logits, target, label_smoothing=recipe.optim.label_smoothing)
+            loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
             engine.backward(loss * (len(part) * engine.processes / size))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         hits = (logits.detach().argmax(dim=1) == labels).sum()

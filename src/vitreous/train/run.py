@@ -14,11 +14,10 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.augment import draw, plan
+from vitreous.augment import plan
 from vitreous.data.check import check, summary
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
-from vitreous.data.sources import load
 from vitreous.device import pick_precision
 from vitreous.evaluation import judge
 from vitreous.files import replace_file, write_json
@@ -27,10 +26,10 @@ from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
-from vitreous.train.choose import fit_to_data
+from vitreous.train.choose import data_of, fit_to_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claim, environment, flat, free_folder, write_csv
-from vitreous.train.loop import Hooks, State, augment_batch, epoch_order, steps_per_epoch, train_loop
+from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claimed, environment, flat, write_csv
+from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.progress import Display, say, show_log
 from vitreous.train.signals import stop_flag
@@ -73,13 +72,10 @@ def fit(
     unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
-    if data is None:
-        if not recipe.data.source:
-            raise ValueError("the recipe names no data: give data, or set data.source")
-        data = load(recipe.data.source, skip_broken=recipe.data.skip_broken)
+    data = data_of(recipe) if data is None else data
     engine = Engine(device, track=recipe.track)
-    folder = engine.from_main(partial(_claimed, out, data.name, resume))
-    data = data.with_validation(recipe.data.val_fraction, recipe.data.split_seed)
+    folder = engine.from_main(partial(claimed, out, data.name, resume))
+    data = data.divided(recipe.data)
     recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
     with show_log(folder, console):
         job = Job(recipe, data, model, folder, engine)
@@ -99,13 +95,6 @@ def fit(
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
             return Run(folder)
         return Run(folder, engine.from_main(job.finish))
-
-
-def _claimed(out: Path | str | None, name: str, resume: bool) -> Path:
-    """The run folder, with nothing in it that would be lost."""
-    folder = Path(out) if out else free_folder(name)
-    claim(folder, resume)
-    return folder
 
 
 class Job:
@@ -175,11 +164,10 @@ class Job:
 
     def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
-        order = epoch_order(len(self.train_batches), self.recipe.seed, 0)[:count]
-        batch = next(iter(self.train_batches.epoch(order)))
-        draws = draw(self.recipe.augment, len(self.train_batches), self.recipe.seed, 0)[batch.rows]
-        device, options = self.engine.device, self.recipe.augment
-        (changes,) = plan(draws, options, 0, self.recipe.model.image_size, len(draws), device)
+        order, draws = epoch_rows(self.train_batches.labels, self.recipe, 0)
+        batch = next(iter(self.train_batches.epoch(order[:count])))
+        draws, device = draws[: len(batch.rows)], self.engine.device
+        (changes,) = plan(draws, self.recipe.augment, 0, self.recipe.model.image_size, len(draws), device)
         fill = torch.tensor(self.preprocess.mean, device=device)
         return augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
 

@@ -1,0 +1,98 @@
+"""Cross-validation: a run for each part of the training images, and what they say together."""
+
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from vitreous.data.images import ImageSet
+from vitreous.files import replace_file, write_json
+from vitreous.recipe import Recipe
+from vitreous.train.choose import data_of, fit_to_data
+from vitreous.train.engine import Engine, is_main
+from vitreous.train.folder import check_same_recipe, claimed
+from vitreous.train.progress import say
+from vitreous.train.run import Run, fit
+
+FIGURES = ("top1", "top5", "loss", "precision_macro", "recall_macro", "f1_macro")
+
+
+def fit_folds(
+    recipe: Recipe,
+    data: ImageSet | None = None,
+    *,
+    out: Path | str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    dry_run: bool = False,
+    console: Console | None = None,
+) -> Run:
+    """Train `recipe.data.folds` times, each time tested on one stratified part of the training images.
+
+    Each fold is a run of its own in <out>/fold-1, fold-2, ...: its validation images are cut from the other parts, so
+    that the part it is judged on chooses nothing. The set's own test images are not opened. The folds are cut by
+    `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other parts.
+    `results.json` in `out` holds the figures of all folds, their mean and standard deviation. `resume` goes on where
+    the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    """
+    console = console or Console(quiet=not is_main())
+    data = data_of(recipe) if data is None else data
+    if "split_seed" not in recipe.data.model_fields_set:
+        recipe = _with(recipe, split_seed=recipe.seed % 2**32)
+    recipe = fit_to_data(recipe, data.divided(_with(recipe, fold=1).data))
+    folds = recipe.data.folds
+    if dry_run:
+        say(console, f"the first of {folds} folds:")
+        return fit(_with(recipe, fold=1), data, out=out, device=device, dry_run=True, console=console)
+
+    folder = Engine(device).from_main(partial(claimed, out, data.name, resume))
+    if resume:
+        check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
+    elif is_main():
+        replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
+    runs = []
+    for fold in range(1, folds + 1):
+        own = folder / f"fold-{fold}"
+        if (own / "results.json").exists():
+            runs.append(json.loads((own / "results.json").read_text()))
+            continue
+        say(console, f"fold {fold} of {folds}:")
+        begun = (own / "recipe.yaml").exists()
+        run = fit(_with(recipe, fold=fold), data, out=own, device=device, resume=begun, console=console)
+        if run.results is None:
+            say(console, f"go on with this and the other folds with: vitreous train --resume --out {folder}")
+            return Run(folder)
+        runs.append(run.results)
+    results = summarise(recipe, runs)
+    if is_main():
+        write_json(folder / "results.json", results)
+    return Run(folder, results)
+
+
+def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure on the held-out parts the values by fold, their mean and their standard deviation (n - 1)."""
+    results: dict[str, Any] = {
+        "folds": len(runs),
+        "n": len(runs),
+        "seed": recipe.seed,
+        "split_seed": recipe.data.split_seed,
+        "params": runs[0]["params"],
+        "epochs": [run["epochs"] for run in runs],
+        "precision": runs[0]["precision"],
+        "train_seconds": [run["train_seconds"] for run in runs],
+        "count": [run["test"]["count"] for run in runs],
+    }
+    for key in FIGURES:
+        values = [run["test"][key] for run in runs]
+        if None not in values:
+            results |= {key: values, f"{key}_mean": statistics.mean(values), f"{key}_sd": statistics.stdev(values)}
+    return results
+
+
+def _with(recipe: Recipe, **options: int) -> Recipe:
+    """The recipe with other `data` options."""
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=options)})

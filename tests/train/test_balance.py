@@ -1,0 +1,102 @@
+"""Classes of unequal size: none is left behind, by weights in the loss or by what a pass shows."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from tiny import equal, tiny_recipe, weights_of
+
+from vitreous.data.images import ImageSet
+from vitreous.train import loop
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+
+LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+
+def unbalanced_set():
+    """Images that say nothing of their class: 102, 12 and 6 of them. All that can be learnt is how often each comes."""
+    labels = np.repeat([0, 1, 2], [102, 12, 6])
+    return ImageSet.from_arrays(np.full((120, 8, 8), 100, np.uint8), labels)
+
+
+def recipe_of(balance, **changes):
+    return tiny_recipe(**({"data": {"val_fraction": 0, "balance": balance}} | changes))
+
+
+def test_balanced_sampling_shows_all_classes_equally_often():
+    order = loop.balanced_order(LABELS, seed=0, epoch=0)
+    counts = LABELS[order].bincount()
+    assert len(order) == len(LABELS) == 51 and counts.tolist() == [17, 17, 17]
+    seen = order.bincount(minlength=51)
+    assert seen[:40].max() == 1  # a large class is not repeated
+    assert seen[40:48].tolist().count(2) == 7 and seen[40:48].min() >= 2  # 17 = 2 * 8 + 1, so one comes three times
+    assert sorted(seen[48:].tolist()) == [5, 6, 6]
+
+
+def test_balanced_sampling_is_a_function_of_labels_seed_and_epoch():
+    orders = {key: loop.balanced_order(LABELS, *key).tolist() for key in [(0, 0), (0, 1), (1, 0)]}
+    assert orders[0, 0] == loop.balanced_order(LABELS, 0, 0).tolist()
+    assert len({tuple(order) for order in orders.values()}) == 3
+
+
+def test_a_balanced_set_is_seen_once_each():
+    assert sorted(loop.balanced_order(torch.arange(30) % 3, 0, 0).tolist()) == list(range(30))
+
+
+def test_copies_of_an_image_look_different_within_a_pass():
+    recipe = recipe_of("sampling", augment={"rotation": 20})
+    order, draws = loop.epoch_rows(LABELS, recipe, 0)
+    looks = draws[order == order.bincount().argmax()]
+    assert len(looks) == 6 and len(looks.unique(dim=0)) == 6
+    order, draws = loop.epoch_rows(LABELS, recipe_of("none", augment={"rotation": 20}), 0)
+    again, others = loop.epoch_rows(LABELS, recipe_of("weights", augment={"rotation": 20}), 0)
+    assert torch.equal(order, again) and torch.equal(draws, others)
+
+
+def test_class_weights_make_all_classes_count_the_same():
+    weights = loop.class_weights(LABELS, 4)
+    totals = weights * LABELS.bincount(minlength=4)
+    assert totals.tolist() == pytest.approx([17, 17, 17, 0]) and weights[LABELS].mean().item() == pytest.approx(1)
+
+
+def test_the_weighted_loss_is_a_mean_over_images_in_whatever_parts():
+    torch.manual_seed(0)
+    logits, labels, weights = torch.randn(8, 3), torch.arange(8) % 3, torch.tensor([0.5, 1.0, 4.0])
+    whole = loop.mean_loss(logits, labels, weights, 0.0)
+    assert whole.item() == pytest.approx((weights[labels] * F.cross_entropy(logits, labels, reduction="none")).mean())
+    parts = [loop.mean_loss(logits[i], labels[i], weights, 0.0) * len(labels[i]) for i in (slice(3), slice(3, 8))]
+    assert (sum(parts) / 8).item() == pytest.approx(whole.item())
+    soft = loop.mean_loss(logits, F.one_hot(labels, 3).float(), weights, 0.0)
+    assert soft.item() == pytest.approx(whole.item())
+    assert loop.mean_loss(logits, labels, None, 0.1) == F.cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+def test_both_ways_leave_no_class_behind(tmp_path):
+    answers = {}
+    for balance in ("none", "weights", "sampling"):
+        recipe = recipe_of(balance, epochs=5)
+        run = fit(recipe, unbalanced_set(), out=tmp_path / balance, device="cpu", console=Console(file=io.StringIO()))
+        images = run.bundle.preprocess.normalise(torch.full((1, 1, 8, 8), 100, dtype=torch.uint8))
+        answers[balance] = run.bundle.model(images).softmax(dim=1)[0].tolist()
+    assert answers["none"] == pytest.approx([0.85, 0.1, 0.05], abs=0.07)
+    assert answers["weights"] == pytest.approx([1 / 3] * 3, abs=0.12)
+    assert answers["sampling"] == pytest.approx([1 / 3] * 3, abs=0.07)
+
+
+@pytest.mark.parametrize("balance", ["weights", "sampling"])
+def test_the_same_seed_gives_the_same_run(tmp_path, balance):
+    recipe = recipe_of(balance, epochs=1, augment={"rotation": 10})
+    runs = [
+        fit(recipe, unbalanced_set(), out=tmp_path / name, device="cpu", console=Console(file=io.StringIO()))
+        for name in ("a", "b")
+    ]
+    assert equal(weights_of(runs[0].folder), weights_of(runs[1].folder))

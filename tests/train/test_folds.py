@@ -1,0 +1,185 @@
+"""Cross-validation: parts that are disjoint and alike, a run for each, and figures that come from them alone."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import statistics
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny import stripes, tiny_recipe, tiny_set, untimed, write_images
+
+from vitreous.data.images import ImageSet
+from vitreous.evaluation import evaluate
+from vitreous.recipe import make_recipe, read_recipe
+from vitreous.train import run as run_module
+from vitreous.train.folds import fit_folds
+from vitreous.train.run import fit
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+
+def folds_recipe(folds=3, **changes):
+    data = {"val_fraction": 0.25, "folds": folds} | changes.pop("data", {})
+    return tiny_recipe(**({"epochs": 1, "data": data} | changes))
+
+
+def quiet(**more):
+    return {"console": Console(file=io.StringIO()), "device": "cpu"} | more
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished cross-validation of three folds over 48 images."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "_draw", lambda *_: None)
+        return fit_folds(folds_recipe(), tiny_set(), out=tmp_path_factory.mktemp("folds") / "cv", **quiet())
+
+
+def rows_of(image_set, split):
+    """Which images of a set are in a split, by their pixels."""
+    known = {image.tobytes(): row for row, image in enumerate(image_set.train.images.array)}
+    return [known[image.tobytes()] for image in split.images.array]
+
+
+def test_every_image_is_held_out_once_and_all_parts_have_the_same_classes():
+    data = tiny_set(count=51)
+    held = []
+    for fold in (1, 2, 3, 4):
+        part = data.with_fold(fold, 4)
+        rows, kept = rows_of(data, part.test), rows_of(data, part.train)
+        assert sorted(rows + kept) == list(range(51))
+        counts = np.bincount(part.test.labels)
+        assert counts.min() >= 4 and counts.max() <= 5  # of 17 images of each class
+        held += rows
+    assert sorted(held) == list(range(51))
+
+
+def test_the_parts_follow_from_the_seed():
+    data = tiny_set()
+    parts = {seed: rows_of(data, data.with_fold(1, 3, seed).test) for seed in (0, 0, 1)}
+    assert parts[0] == rows_of(data, data.with_fold(1, 3, 0).test) and parts[0] != parts[1]
+
+
+def test_the_parts_validation_images_come_from_the_other_parts():
+    data = tiny_set()
+    options = make_recipe({"data": {"folds": 3, "fold": 2, "val_fraction": 0.25}}, "test").data
+    divided = data.divided(options)
+    sizes = {name: len(split) for name, split in divided.splits.items()}
+    assert sizes == {"train": 24, "val": 8, "test": 16}
+    assert len({*rows_of(data, divided.train), *rows_of(data, divided.val), *rows_of(data, divided.test)}) == 48
+
+
+def test_a_class_smaller_than_the_folds_is_named():
+    pixels, labels = stripes(11)
+    with pytest.raises(ValueError, match="class '2' has 3 training images, fewer than 4 folds: use fewer folds"):
+        ImageSet.from_arrays(pixels, labels).with_fold(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"folds": 1}, "greater than or equal to 2"),
+        ({"folds": 3, "fold": 4}, "fold 4 is not within the folds, which are 3"),
+        ({"fold": 1}, "fold 1 is not within the folds, which are None: give data.folds too"),
+    ],
+)
+def test_bad_folds_are_refused(data, reason):
+    with pytest.raises(ValueError, match=reason):
+        make_recipe({"data": data}, "test")
+
+
+def test_a_single_run_asks_which_fold(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.folds=3 asks for 3 runs: use `vitreous train --folds`"):
+        fit(folds_recipe(), tiny_set(), out=tmp_path / "run", **quiet())
+
+
+def test_the_results_are_those_of_the_folds(finished):
+    results = json.loads((finished.folder / "results.json").read_text())
+    assert results == finished.results and results["n"] == results["folds"] == 3 and results["count"] == [16] * 3
+    runs = [json.loads((finished.folder / f"fold-{fold}" / "results.json").read_text()) for fold in (1, 2, 3)]
+    for key in ("top1", "loss", "f1_macro"):
+        values = [run["test"][key] for run in runs]
+        assert results[key] == values
+        assert results[f"{key}_mean"] == statistics.mean(values) and results[f"{key}_sd"] == statistics.stdev(values)
+    assert "top5" not in results  # of three classes
+
+
+def test_a_fold_is_a_run_like_any_other(finished, tmp_path):
+    """Trained again by the recipe in its folder, it is the same."""
+    own = finished.folder / "fold-2"
+    again = fit(read_recipe(str(own / "recipe.yaml")), tiny_set(), out=tmp_path / "again", **quiet())
+    assert untimed(again.results) == untimed(json.loads((own / "results.json").read_text()))
+
+
+def test_a_fold_is_judged_again_on_the_part_held_out(tmp_path):
+    write_images(tmp_path / "photos", 8)
+    source = {"source": str(tmp_path / "photos"), "folds": 2, "val_fraction": 0.25}
+    done = fit_folds(folds_recipe(data=source), out=tmp_path / "cv", **quiet())
+    again = evaluate(done.folder / "fold-2", device="cpu")
+    assert again["count"] == 12 and again["top1"] == done.results["top1"][1]
+
+
+def test_the_sets_own_test_images_are_not_opened(tmp_path, monkeypatch):
+    read, data = [], tiny_set()
+    pixels = data.test.images.pixels
+    monkeypatch.setattr(run_module, "judge", lambda bundle, split, **_: read.append(split) or real(bundle, split, **_))
+    fit_folds(folds_recipe(2), data, out=tmp_path / "cv", **quiet())
+    assert read and not any(np.shares_memory(split.images.pixels, pixels) for split in read)
+
+
+real = run_module.judge
+
+
+def test_another_seed_repeats_it_with_other_parts_unless_they_are_given(tmp_path):
+    def split_seed(name, **changes):
+        fit_folds(folds_recipe(2, seed=5, **changes), tiny_set(), out=tmp_path / name, **quiet())
+        return read_recipe(str(tmp_path / name / "fold-1" / "recipe.yaml")).data.split_seed
+
+    assert split_seed("a") == 5 and split_seed("b", data={"split_seed": 2}) == 2
+
+
+def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tmp_path, monkeypatch):
+    out, steps = tmp_path / "cv", []
+
+    def interrupt(state, _):
+        steps.append(state.step)
+        if len(steps) == 5:  # in the second fold, of three steps each
+            os.kill(os.getpid(), signal.SIGINT)
+
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        whole = run_module.Job.train
+        patch.setattr(
+            run_module.Job, "train", lambda self, console, _, on_epoch: whole(self, console, interrupt, on_epoch)
+        )
+        stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
+    assert stopped.results is None and f"vitreous train --resume --out {out}" in text.getvalue()
+    assert sorted(path.name for path in out.iterdir()) == ["fold-1", "fold-2", "recipe.yaml"]
+    before = (out / "fold-1" / "results.json").stat().st_mtime_ns
+    done = fit_folds(read_recipe(str(out / "recipe.yaml")), tiny_set(), out=out, resume=True, **quiet())
+    assert untimed(done.results) == untimed(finished.results)
+    assert (out / "fold-1" / "results.json").stat().st_mtime_ns == before
+
+
+def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):
+    out = tmp_path / "cv"
+    shutil.copytree(finished.folder, out)
+    with pytest.raises(ValueError, match="is finished: start another one"):
+        fit_folds(folds_recipe(), tiny_set(), out=out, resume=True, **quiet())
+    (out / "results.json").unlink()
+    with pytest.raises(ValueError, match=r"was started with data\.folds=3, not 4"):
+        fit_folds(folds_recipe(4), tiny_set(), out=out, resume=True, **quiet())
+
+
+def test_a_dry_run_tries_the_first_fold_and_leaves_the_folder_free(tmp_path):
+    text = io.StringIO()
+    fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", dry_run=True, **quiet(console=Console(file=text)))
+    assert "the first of 3 folds" in text.getvalue() and "fold: 1" in text.getvalue()
+    assert fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", **quiet()).results["n"] == 3
