@@ -19,7 +19,7 @@ LAYERS = [
     {"train"},
     {"report", "export"},
     {"explain", "evaluation"},
-    {"prediction"},
+    {"prediction", "card"},
     {"weights", "data"},
     {"recipe"},
     {"model", "augment", "doctor"},
@@ -29,7 +29,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Heavy or optional packages, and the only files that may import them, at all or at module level
 ONLY_IN = {"accelerate": {"train/engine.py"}, "matplotlib": {"plots.py"}}
-NEVER_AT_START = {"sklearn", "pyarrow", "huggingface_hub"}
+NEVER_AT_START = {"sklearn", "pyarrow", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"}
 NEVER = {"torchvision", "timm", "transformers", "datasets", "keras", "tensorflow"}
 
 
@@ -110,7 +110,7 @@ def test_the_model_knows_nothing_of_us():
 
 
 def test_using_a_model_never_imports_training():
-    for name in ("prediction", "evaluation", "export", "explain", "serve", "report", "weights", "data"):
+    for name in ("prediction", "card", "evaluation", "export", "explain", "serve", "report", "weights", "data"):
         for path in FILES:
             if part_of(name_of(path)) == name:
                 assert not any(part_of(module) == "train" for module in ours(imports_of(path))), path.name

@@ -26,6 +26,7 @@ def torchvision_imports():
     ("name", "last"),
     [
         ("attention", "2, 2, 197, 64"),
+        ("deployment", "batch 32        int8"),
         ("augment", "kornia draws the two RandAugment operations for the whole batch"),
         ("loading", "ours, later epochs, streamed"),
         ("peers", "in the same precision"),

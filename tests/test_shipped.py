@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tiny import CLASSES, equal, tiny_recipe, weights_of, write_images
 
 from vitreous import Bundle, evaluate, predict
+from vitreous.card import card
 from vitreous.cli import main
 from vitreous.data.images import ArrayImages, Split
 from vitreous.data.sources import load
@@ -30,7 +31,7 @@ from vitreous.weights import bundle as bundle_module
 from vitreous.weights.bundle import read_config
 
 SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "ship.py"))
-ship, card = SCRIPT["ship"], SCRIPT["card"]
+ship = SCRIPT["ship"]
 REAL, TINY = ("cifar10", "cifar100", "mnist"), "tiny"
 SAMPLE = 400  # test images
 

@@ -10,7 +10,13 @@ import torch
 from vitreous.device import cpu_capabilities, has_fast_bf16, pick_device, pick_precision
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
-OPTIONAL = {"tensorboard": "track", "wandb": "track"}
+OPTIONAL = {
+    "tensorboard": "track",
+    "wandb": "track",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+}
 SIDE = 2048  # of the multiplied matrices
 
 

@@ -162,7 +162,7 @@ class ViT(nn.Module):
             prefix = torch.cat(tokens, dim=1)  # (1, P, D)
             if self.positions is not None and placed:
                 prefix = prefix + F.pad(self.positions[:, :placed], (0, 0, 0, prefix.shape[1] - placed))
-            x = torch.cat([prefix.expand(len(x), -1, -1), x], dim=1)
+            x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         return self.drop(x)
 
     @property

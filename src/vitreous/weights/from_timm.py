@@ -169,6 +169,7 @@ def translate(arguments: dict[str, Any]) -> ViTConfig:
 
     class_token, pool, norm_after_pool = take("class_token", True), take("global_pool", "token"), take("fc_norm", None)
     no_embed_class, registers = take("no_embed_class", False), take("reg_tokens", 0)
+    act = take("act_layer", "gelu")
     dim = take("embed_dim", 768)
     model = ViTConfig(
         image_size=take("img_size", 224),
@@ -181,12 +182,15 @@ def translate(arguments: dict[str, Any]) -> ViTConfig:
         mlp_ratio=int(dim * take("mlp_ratio", 4.0)) / dim,  # timm cuts the hidden width off, ours is rounded
         qkv_bias=take("qkv_bias", True),
         qk_norm=take("qk_norm", False),
+        gelu="tanh" if act == "gelu_tanh" else "exact",
         layer_scale=take("init_values", None) or None,
         registers=registers,
         position_tokens="patches" if no_embed_class else "all" if registers else "class",
         pool="cls" if pool == "token" else "mean",
         norm_after_pool=pool == "avg" if norm_after_pool is None else norm_after_pool,
     )
+    if act not in ("gelu", "gelu_tanh"):
+        raise ValueError(f"act_layer '{act}' is not one of gelu, gelu_tanh")
     if pool not in ("token", "avg"):
         raise ValueError(f"global_pool '{pool}' is not one of token, avg")
     if class_token != (pool == "token"):

@@ -1,0 +1,222 @@
+"""What a model that leaves its run takes along: the run's record, and a card that is made of it and nothing else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitreous.files import replace_file, write_json
+from vitreous.recipe import Recipe, read_recipe
+from vitreous.weights.bundle import WEIGHTS, Bundle, find_bundle, read_config
+
+CARD = "README.md"
+ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision")  # the rest is of one machine
+
+HUB_HEADER = """---
+library_name: vitreous
+pipeline_tag: image-classification
+tags: [vision-transformer]
+---
+
+"""
+
+# What the sets are, and what a model of them cannot know
+SETS = {
+    "digits": (
+        "Handwritten digits of 8 x 8 pixels from scikit-learn: E. Alpaydin, C. Kaynak, Optical Recognition of "
+        "Handwritten Digits, UCI Machine Learning Repository, 1998 (CC BY 4.0).",
+        "It reads one centred digit, light on dark, that fills the picture; others must be turned into that first.",
+    ),
+    "mnist": (
+        "Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits (CC BY-SA 3.0).",
+        "It reads one centred digit, light on dark, as MNIST has them; dark ink on paper must be inverted and cut out "
+        "first.",
+    ),
+    "cifar10": (
+        "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (no licence stated).",
+        "It sees a photo as 32 x 32 pixels, cut to its centre: what is small in it is lost.",
+    ),
+    "cifar100": (
+        "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009 (no licence stated); the 100 fine "
+        "labels.",
+        "It sees a photo as 32 x 32 pixels, cut to its centre: what is small in it is lost. Many of the classes look "
+        "alike at that size; the five likeliest say more than the first.",
+    ),
+}
+
+
+def write_shared(
+    run: Path, folder: Path, results: dict[str, Any], *, dtype: torch.dtype | None = None, repo: str | None = None
+) -> None:
+    """Write what is shared of a finished run: its bundle, its record and its card; nothing of the machine.
+
+    dtype: of the weights (default: as they are). results: as its results.json shall say. repo: owner/name on the Hub,
+    if it goes there. Where the images lay on the machine is left out, and so is the command.
+    """
+    Bundle.load(find_bundle(run)).save(folder, dtype)
+    recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
+    if Path(recipe.data.source or "").is_absolute():
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
+        data["source"] = data["name"]
+    replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
+    write_json(folder / "data.json", data)
+    write_json(folder / "environment.json", {key: read(environment)[key] for key in ENVIRONMENT})
+    write_json(folder / "results.json", results)
+    replace_file(folder / CARD, lambda part: part.write_text(card(folder, repo)))
+
+
+def finished(run: Path) -> dict[str, Any]:
+    """The results of a run. Raises ValueError for one that has none yet."""
+    if not (run / "results.json").is_file():
+        raise ValueError(f"{run} is no finished run: train it to the end")
+    return read(run / "results.json")
+
+
+def card(folder: Path, repo: str | None = None) -> str:
+    """The model card of a shared folder, from the files in it. repo: owner/name of the Hub, where it lies there."""
+    name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(str(folder / "recipe.yaml"))
+    data, environment, results = (read(folder / f"{file}.json") for file in ("data", "environment", "results"))
+    config, preprocess, class_names = read_config(folder)
+    source = recipe.data.source
+    about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
+    limits = [limit] if limit else []
+    limits += [
+        f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
+        "Measured on images like those it was trained on; on others it will do worse. Its probabilities were not "
+        "calibrated.",
+    ]
+    counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
+    patch = " x ".join(map(str, config.patch_size))
+    megabytes = (folder / WEIGHTS).stat().st_size / 1e6
+    home = name if repo else f"models/{name}"
+    fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
+    judge = f"vitreous evaluate {name} {source or 'DATA'}"
+    again = f"vitreous train {'' if source else 'DATA '}--recipe {home}/recipe.yaml"
+    return f"""{HUB_HEADER if repo else ""}# {name}
+
+A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, trained from scratch on \
+{counts["train"]:,} of its images and nothing else.
+{headline(results)}
+
+- {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
+- {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels (`config.json`)
+- reads {C} x {H} x {W} pixels (channels, rows, columns); pictures of another size are brought to it
+- answers with: {", ".join(class_names)}
+
+## Use it
+
+{"With Vitreous installed:" if repo else "In a checkout of Vitreous, offline:"}
+
+```sh
+{fetch}vitreous predict {name} photo.jpg
+{judge}
+```
+
+```python
+import vitreous as vt
+
+for answer in vt.predict("{name}", "photo.jpg"):
+    print(answer.classes, answer.probabilities)
+```
+
+## Measured
+
+{measured(results, counts)}
+
+## Trained
+
+`recipe.yaml` beside this card has every setting; this trains such a model again:
+
+```sh
+{again}
+```
+
+{settings(recipe)}
+
+{results["train_seconds"]:,.0f} s on {hardware(environment)}, in {results["precision"]}:
+{results["images_per_second"]:,.0f} images/s over all training steps.
+Python {environment["python"]}, torch {versions["torch"]}, vitreous {versions["vitreous"]}.
+
+## Data
+
+{about}
+
+Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}. SHA-256 of labels and pixels:
+{"; ".join(f"{split} `{digest}`" for split, digest in data["hash"].items())}.
+
+## Limits
+
+{chr(10).join(f"- {limit}" for limit in limits)}
+"""
+
+
+def headline(results: dict[str, Any]) -> str:
+    """The one figure that counts, of the weights in the folder."""
+    if results["test"] is not None:
+        return f"Test top-1: **{results.get('float16', results['test'])['top1']:.2%}**."
+    if results["val"] is not None:
+        return f"Validation top-1: **{results['val']['top1']:.2%}**; there were no test images."
+    return "There were neither test nor validation images: how good it is has not been measured."
+
+
+def measured(results: dict[str, Any], counts: dict[str, int]) -> str:
+    """What was measured on which images, how sure it is, and how the weights were chosen."""
+    if results["val"] is None:
+        chosen = f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
+    else:
+        chosen = (
+            f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by "
+            f"{counts['val']:,} validation images (top-1 {results['val']['top1']:.2%})."
+        )
+    seed = f"One run, seed {results['seed']}. {chosen}"
+    if results["test"] is None:
+        return f"There were no test images. {seed}"
+    error = 100 * standard_error(results.get("float16", results["test"]))
+    return f"""On the {results["test"]["count"]:,} test images, which chose nothing, computed in {results["precision"]}:
+
+{figures(results)}
+
+{seed}
+Another draw of as many test images would move top-1 by about {error:.2f} points."""
+
+
+def figures(results: dict[str, Any]) -> str:
+    """Test figures of the run's weights and, where others are shared, of those, as a table."""
+    rows = {"top-1": "top1", "top-5": "top5", "loss": "loss", "F1, macro": "f1_macro"}
+    rows |= {"precision, macro": "precision_macro", "recall, macro": "recall_macro"}
+    columns = {"as trained": results["test"]}
+    if "float16" in results:
+        columns["in float16, as here"] = results["float16"]
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for label, key in rows.items():
+        values = [column[key] for column in columns.values()]
+        if None not in values:
+            as_text = "{:.4f}" if key == "loss" else "{:.2%}"
+            lines.append(f"| {label} | {' | '.join(map(as_text.format, values))} |")
+    return "\n".join(lines)
+
+
+def settings(recipe: Recipe) -> str:
+    """The sections of a recipe that say how the weights were found, as a list."""
+    within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
+    lines = [f"- epochs: {recipe.epochs}{within}"]
+    for name, section in (("optim", recipe.optim), ("augment", recipe.augment)):
+        chosen = section.model_dump(mode="json", exclude_defaults=True)
+        lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in chosen.items()) or "as by default"))
+    return "\n".join(lines)
+
+
+def hardware(environment: dict[str, Any]) -> str:
+    if environment["device"] != "cpu":
+        return f"one {environment['device']}"
+    return f"{environment['processor']}, {environment['threads']} threads"
+
+
+def standard_error(test: dict[str, Any]) -> float:
+    """Of a share measured on so many images."""
+    return (test["top1"] * (1 - test["top1"]) / test["count"]) ** 0.5
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text())

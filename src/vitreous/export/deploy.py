@@ -1,0 +1,76 @@
+"""`export_run`: a trained model in another format, together with the proof that it is the same function."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.doctor import installed
+from vitreous.export.checkpoints import write_huggingface, write_timm
+from vitreous.export.graphs import NEEDED, check_installed, write_int8, write_onnx, write_pt2
+from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
+from vitreous.files import write_json
+from vitreous.weights import Bundle, find_bundle
+
+RECEIPT = "parity.json"
+GRAPHS = {"onnx": write_onnx, "pt2": write_pt2, "int8": write_int8}
+CHECKPOINTS = {"timm": write_timm, "huggingface": write_huggingface}
+TOLERANCE = {"onnx": 1e-4, "pt2": 1e-4, "timm": 1e-4, "huggingface": 1e-4, "int8": 0.005}
+FORMATS = tuple(TOLERANCE)
+
+
+def export_run(
+    run: Path | str,
+    form: str,
+    *,
+    out: Path | str | None = None,
+    preprocess_inside: bool = False,
+    tolerance: float | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Write a run's model as one of FORMATS, by default into RUN/export/<form>/; returns that folder and the receipt.
+
+    preprocess_inside: graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference
+    between two logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
+
+    Raises ValueError, and leaves what was in the folder as it was, for a model that the format cannot express and for
+    one that comes back as another function; ImportError where the format needs a package that is not here.
+    """
+    if form not in FORMATS:
+        raise ValueError(f"unknown format '{form}': use {', '.join(FORMATS)}")
+    if preprocess_inside and form not in GRAPHS:
+        raise ValueError(f"{form} holds weights and no graph to preprocess in: leave out --preprocess-inside")
+    tolerance = TOLERANCE[form] if tolerance is None else tolerance
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
+    check_installed(form)
+    source = find_bundle(run)
+    home = Path(run) if Path(run).is_dir() else source
+    if out is None and home != Path(run):
+        raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
+    folder = Path(out) if out is not None else home / "export" / form
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: name a folder with --out")
+    bundle = Bundle.load(source)
+
+    def before(pixels: Tensor) -> Tensor:
+        return bundle.model(bundle.preprocess.normalise(pixels))
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch, torch.no_grad():
+        part = Path(scratch)
+        after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
+        rounded = form == "int8"
+        inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES))
+        figures = compare(before, after, inputs)
+        if fault := faults(figures, tolerance, rounded=rounded):
+            raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
+        receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance} | figures
+        receipt |= {"threads": torch.get_num_threads()}
+        receipt |= {"packages": {name: installed(name) for name in ("vitreous", "torch", *NEEDED.get(form, ()))}}
+        write_json(part / RECEIPT, receipt)
+        folder.mkdir(exist_ok=True)
+        for file in part.iterdir():
+            file.replace(folder / file.name)
+    return folder, receipt

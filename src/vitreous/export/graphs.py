@@ -1,0 +1,170 @@
+"""A model as a graph that runs without this package: ONNX, the same with int8 weights, and torch's own `pt2`.
+
+Each `write_*` returns the file's function from uint8 images (B, C, H, W), read back from the disk, to logits (B, K).
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.preprocess import Preprocess
+from vitreous.weights import Bundle
+
+Answer = Callable[[Tensor], Tensor]
+
+ONNX, PT2 = "model.onnx", "model.pt2"
+OPSET = 20  # the first with GELU
+INPUT, OUTPUT = "images", "logits"
+PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, past which they lie in a file of their own, beside the graph
+NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "int8": ("onnx", "onnxscript", "onnxruntime")}
+
+
+class Deployed(nn.Module):
+    """A model that takes pixels, uint8 (B, C, H, W), as they come from `Preprocess.fit_image`."""
+
+    def __init__(self, bundle: Bundle):
+        super().__init__()
+        self.model = bundle.model
+        self.preprocess = bundle.preprocess
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(self.preprocess.normalise(images))
+
+
+def write_onnx(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
+    """`model.onnx`, and `model.onnx.data` where protobuf cannot hold the weights."""
+    import onnx
+
+    model, example = _traced(bundle, preprocess_inside)
+    size = sum(weight.numel() * weight.element_size() for weight in bundle.model.state_dict().values())
+    file = folder / ONNX
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            opset_version=OPSET,
+            verbose=False,
+        )
+        program.save(file, external_data=size > PROTOBUF_LIMIT)
+    proto = onnx.load(file, load_external_data=False)
+    onnx.helper.set_model_props(proto, metadata(bundle, preprocess_inside) | {"opset": str(OPSET)})
+    onnx.save(proto, file)
+    return _read_onnx(file, bundle.preprocess, preprocess_inside)
+
+
+def write_int8(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
+    """`model.onnx` whose linear maps multiply int8, for CPUs: weights by output channel, tokens by their range.
+
+    The weights have 7 bits, because two products of 8 bits overflow where a processor has no VNNI.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with TemporaryDirectory() as scratch, _quiet():
+        write_onnx(bundle, Path(scratch), preprocess_inside)
+        whole = Path(scratch, ONNX)
+        proto = onnx.load(whole, load_external_data=False)
+        del proto.graph.value_info[:]  # shapes of weights that the quantiser transposes
+        onnx.save(proto, whole)
+        quantize_dynamic(
+            whole,
+            folder / ONNX,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=Path(scratch, ONNX + ".data").exists(),
+        )
+    return _read_onnx(folder / ONNX, bundle.preprocess, preprocess_inside)
+
+
+def write_pt2(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
+    """`model.pt2` of `torch.export`; `torch.export.load` reads it back without this package."""
+    model, example = _traced(bundle, preprocess_inside)
+    said = json.dumps(metadata(bundle, preprocess_inside), indent=2)
+    with _quiet():
+        program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
+        loaded = torch.export.load(folder / PT2).module()
+    return lambda pixels: loaded(pixels if preprocess_inside else bundle.preprocess.normalise(pixels))
+
+
+def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
+    """What the user of a graph has to know, every value a text."""
+    preprocess = bundle.preprocess
+    C, H, W = preprocess.shape
+    if preprocess_inside:
+        pixels = f"uint8 (batch, {C}, {H}, {W}), pixels 0..255; the graph normalises them itself"
+    else:
+        pixels = f"float32 (batch, {C}, {H}, {W}), (pixels / 255 - mean) / std by channel"
+    resize = f"images are resized to {H} x {W} (rows x columns), {preprocess.interpolation}, antialiased"
+    if preprocess.fit == "crop":
+        resize += ", so that they cover it, and cut to their centre"
+    else:
+        resize += ", whatever their aspect ratio"
+    if preprocess.crop_fraction < 1:
+        resize += f", of which the {preprocess.crop_fraction:.4g} at the centre fills the model's size"
+    return {
+        "producer": f"vitreous {version('vitreous')}",
+        "input": f"{INPUT}: {pixels}",
+        "resize": resize,
+        "preprocess": preprocess.model_dump_json(),
+        "output": f"{OUTPUT}: float32 (batch, {len(bundle.class_names)}), one a class in the order of class_names; "
+        "unscaled: no temperature is applied, divide by a calibrated one; their softmax are probabilities",
+        "class_names": json.dumps(bundle.class_names),
+    }
+
+
+def check_installed(form: str) -> None:
+    """Raises ImportError that names what the format lacks."""
+    missing = [name for name in NEEDED.get(form, ()) if find_spec(name) is None]
+    if missing:
+        raise ImportError(f'{form} needs {", ".join(missing)}: pip install "vitreous[export]"')
+
+
+def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]:
+    """The module to trace, and an example of its input; a batch of two, since one would be taken for a constant."""
+    example = torch.zeros(2, *bundle.preprocess.shape, dtype=torch.uint8)
+    if preprocess_inside:
+        return Deployed(bundle).eval(), example
+    return bundle.model, bundle.preprocess.normalise(example)
+
+
+def _read_onnx(file: Path, preprocess: Preprocess, preprocess_inside: bool) -> Answer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as the model it is compared with
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def answer(pixels: Tensor) -> Tensor:
+        images = pixels if preprocess_inside else preprocess.normalise(pixels)
+        return torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+
+    return answer
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the exporters warn of concerns their own insides; the receipt judges what they made."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,48 @@
+"""`push`: a finished run's model and its card to a repository of the Hugging Face Hub."""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from vitreous.card import CARD, finished, write_shared
+
+
+class Pushed(NamedTuple):
+    """What was uploaded, or would be."""
+
+    files: dict[str, int]
+    """Name -> bytes."""
+    card: str
+
+
+def push_run(run: Path | str, repo: str, *, dry_run: bool = False) -> Pushed:
+    """Upload a finished run's bundle, record and card to `repo`, owner/name, which is made where it is not there.
+
+    dry_run: make the files and touch no network. Raises ValueError for an unfinished run and a failed upload.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
+    run = Path(run)
+    results = finished(run)
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_shared(run, folder, results, repo=repo)
+        if not dry_run:
+            _upload(folder, repo)
+        files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+        return Pushed(files, (folder / CARD).read_text())
+
+
+def _upload(folder: Path, repo: str) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(repo, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
+    except Exception as error:  # from no network to no right to write there
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"cannot upload to {repo} ({reason}): log in with 'hf auth login', or see the files with --dry-run"
+        ) from error

@@ -1,0 +1,100 @@
+"""Whether an exported model is the same function: the parity receipt."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.evaluation import own_data
+from vitreous.export.graphs import Answer
+from vitreous.weights import Bundle
+
+BATCHES = (1, 2, 7, 32, 200)
+MANY = 1000  # images, where figures are compared and not values
+
+
+class Inputs(NamedTuple):
+    """What both models are asked."""
+
+    pixels: Tensor
+    """uint8 (n, C, H, W)."""
+    labels: Tensor | None
+    """(n,), where they are known."""
+    name: str
+
+
+def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> Inputs:
+    """Test images of the run's own data, spread evenly over them; noise where a run's data is not known or here."""
+    try:
+        data = own_data(run)
+    except ValueError:
+        data = None
+    split = None if data is None else data.test or data.val or data.train
+    if split is None:
+        shape = (at_least, *bundle.preprocess.shape)
+        pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        return Inputs(pixels, None, f"{at_least} images of noise")
+    count = min(len(split), most)
+    rows = np.arange(count) * len(split) // count
+    rows = np.resize(rows, max(count, at_least))  # over again where there are too few
+    kind = next(name for name, found in data.splits.items() if found is split)
+    labels = torch.from_numpy(np.asarray(split.labels)[rows]) if data.class_names == bundle.class_names else None
+    pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
+    return Inputs(pixels, labels, f"{len(rows)} images of {data.name}, {kind}, {count} different ones")
+
+
+def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
+    """Ask both the same, batch by batch in turn, and say how far they differ and how long they take."""
+    sizes = list(BATCHES)
+    while sum(sizes) < len(inputs.pixels):
+        sizes.append(min(BATCHES[-1], len(inputs.pixels) - sum(sizes)))
+    logits: dict[str, list[Tensor]] = {"before": [], "after": []}
+    seconds = dict.fromkeys(logits, 0.0)
+    for call in (before, after):
+        call(inputs.pixels[:1])  # warm-up
+    for batch in inputs.pixels.split(sizes):
+        for name, call in (("before", before), ("after", after)):
+            answer, taken = _timed(call, batch)
+            logits[name].append(answer)
+            seconds[name] += taken
+    a, b = (torch.cat(found) for found in logits.values())
+    agree = a.argmax(dim=1) == b.argmax(dim=1)
+    figures = {
+        "inputs": inputs.name,
+        "batches": sizes,
+        "max_abs_difference": (a - b).abs().max().item() if a.shape == b.shape else float("inf"),
+        "top1_agreement": agree.float().mean().item(),
+        "milliseconds_per_image": {name: 1000 * taken / len(inputs.pixels) for name, taken in seconds.items()},
+    }
+    if inputs.labels is not None:
+        top1 = {n: (f.argmax(dim=1) == inputs.labels).double().mean().item() for n, f in (("before", a), ("after", b))}
+        figures["top1"] = top1
+    return figures
+
+
+def faults(figures: dict[str, Any], tolerance: float, *, rounded: bool) -> str:
+    """What is wrong, in one line, or nothing.
+
+    tolerance: the largest difference between two logits; of a model rounded to int8, the share of images by which
+    top-1 may fall, or of other answers where no labels are known.
+    """
+    difference, agreement = figures["max_abs_difference"], figures["top1_agreement"]
+    if rounded:
+        top1 = figures.get("top1")
+        lost = top1["before"] - top1["after"] if top1 else 1 - agreement
+        what = "top-1 falls by" if top1 else "the share of other answers is"
+        return "" if lost <= tolerance + 1e-9 else f"{what} {lost:.2%} on {figures['inputs']}, beyond {tolerance:.2%}"
+    if not difference <= tolerance:  # also when not a number
+        return f"logits differ by {difference:.2g} on {figures['inputs']}, beyond {tolerance:g}"
+    return "" if agreement == 1 else f"{1 - agreement:.2%} of the answers differ on {figures['inputs']}"
+
+
+@torch.inference_mode()
+def _timed(call: Callable[[Tensor], Tensor], batch: Tensor) -> tuple[Tensor, float]:
+    start = time.perf_counter()
+    answer = call(batch)
+    return answer, time.perf_counter() - start

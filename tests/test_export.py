@@ -1,0 +1,459 @@
+"""What leaves as a file is the same function, and says so; what a format cannot say is refused by its name."""
+
+import io
+import json
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
+
+from vitreous import Bundle, predict
+from vitreous.cli import main
+from vitreous.data.sources import files_below
+from vitreous.export import FORMATS, deploy, export_run, graphs
+from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
+from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
+from vitreous.preprocess import Preprocess
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+from vitreous.weights.from_huggingface import read_preprocessing
+
+MISSING = [name for name in graphs.NEEDED["onnx"] if find_spec(name) is None]
+needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+ALL_PARTS = {
+    "dim": 32,
+    "patch_embedding": "conv_stem",
+    "stem_channels": (4,),
+    "positions": "rope",
+    "norm": "rmsnorm",
+    "qk_norm": True,
+    "pool": "attention",
+    "layer_scale": 0.5,
+    "registers": 2,
+    "head_hidden": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run on stripes."""
+    root = tmp_path_factory.mktemp("run")
+    write_images(root / "photos" / "train", 16)
+    write_images(root / "photos" / "test", 8, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITREOUS_CACHE", str(root / "cache"))
+        patch.setattr(run_module, "_draw", lambda *_: None)
+        recipe = tiny_recipe(epochs=40, data={"source": str(root / "photos")}, optim={"learning_rate": 0.01})
+        finished = fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+    assert finished.results["test"]["top1"] > 0.9
+    return root / "run"
+
+
+@pytest.fixture(scope="module")
+def onnx_folder(run, tmp_path_factory):
+    """The run as ONNX, and what the command says of it."""
+    return export_run(run, "onnx", out=tmp_path_factory.mktemp("onnx") / "new")
+
+
+@pytest.fixture
+def vitreous(monkeypatch, capsys):
+    """Run a command: exit code, output, errors."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return command
+
+
+def noise(bundle, count, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (count, *bundle.preprocess.shape), dtype=torch.uint8, generator=generator)
+
+
+@torch.no_grad()
+def logits(bundle, pixels):
+    return bundle.model(bundle.preprocess.normalise(pixels))
+
+
+# --- graphs ---
+
+
+@needs_onnx
+def test_onnx_answers_as_the_model_for_every_batch(run, onnx_folder):
+    import onnxruntime
+
+    bundle = Bundle.load(run / "model")
+    session = onnxruntime.InferenceSession(onnx_folder[0] / "model.onnx")
+    for count in (1, 2, 7, 32, 200):
+        pixels = noise(bundle, count)
+        (found,) = session.run(None, {"images": bundle.preprocess.normalise(pixels).numpy()})
+        expected = logits(bundle, pixels).numpy()
+        assert np.abs(found - expected).max() < 1e-4 and expected.std() > 0.1
+        assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+@needs_onnx
+def test_onnx_has_one_float_input_whose_batch_alone_is_dynamic_and_says_how_to_use_it(run, onnx_folder):
+    import onnx
+
+    model = onnx.load(onnx_folder[0] / "model.onnx")
+    onnx.checker.check_model(model)
+    (images,), (answer,) = model.graph.input, model.graph.output
+    assert images.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    dims = [[d.dim_param or d.dim_value for d in part.type.tensor_type.shape.dim] for part in (images, answer)]
+    assert dims == [["batch", 1, 8, 8], ["batch", 3]]
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    assert said["opset"] == "20" == str(model.opset_import[0].version)
+    assert Preprocess.model_validate_json(said["preprocess"]) == Bundle.load(run / "model").preprocess
+    assert json.loads(said["class_names"]) == list(CLASSES)
+    assert "no temperature is applied" in said["output"] and "float32 (batch, 1, 8, 8)" in said["input"]
+
+
+@needs_onnx
+def test_the_metadata_suffices_to_answer_as_predict_does(run, onnx_folder):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(onnx_folder[0] / "model.onnx")
+    said = session.get_modelmeta().custom_metadata_map
+    preprocess, names = json.loads(said["preprocess"]), json.loads(said["class_names"])
+    files = files_below(run.parent / "photos" / "test")[::5]
+    for answer in predict(run, files, device="cpu", precision="float32"):
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(answer.image).convert("L"), np.float32)[None, None] / 255
+        images = (pixels - np.float32(preprocess["mean"])) / np.float32(preprocess["std"])
+        (found,) = session.run(None, {session.get_inputs()[0].name: images.astype(np.float32)})
+        p = np.exp(found[0] - found[0].max())
+        assert names[p.argmax()] == answer.classes[0]
+        assert p.max() / p.sum() == pytest.approx(answer.probabilities[0], abs=1e-4)
+
+
+@needs_onnx
+def test_the_receipt_says_what_was_compared(run, onnx_folder):
+    folder, receipt = onnx_folder
+    assert json.loads((folder / "parity.json").read_text()) == receipt
+    assert {file.name for file in folder.iterdir()} == {"model.onnx", "parity.json"}
+    assert receipt["inputs"] == "242 images of photos, test, 24 different ones"
+    assert receipt["batches"] == [1, 2, 7, 32, 200] == list(BATCHES)
+    assert receipt["max_abs_difference"] <= 1e-4 == receipt["tolerance"] and receipt["top1_agreement"] == 1
+    assert receipt["top1"]["before"] == receipt["top1"]["after"] > 0.9
+    assert receipt["milliseconds_per_image"].keys() == {"before", "after"}
+    assert all(value > 0 for value in receipt["milliseconds_per_image"].values())
+
+
+@needs_onnx
+def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
+    import onnx
+
+    folder, receipt = export_run(run, "int8", out=tmp_path / "int8")
+    model = onnx.load(folder / "model.onnx")
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("MatMulInteger") == 5  # qkv, proj, fc1, fc2 of its one block, and the head
+    weights = {w.name: onnx.numpy_helper.to_array(w) for w in model.graph.initializer if w.data_type == 3}
+    assert max(abs(int(w.min())) for w in weights.values()) <= 64 and any(w.any() for w in weights.values())
+    assert receipt["top1"]["before"] - receipt["top1"]["after"] <= 0.005
+    assert receipt["inputs"].endswith("24 different ones") and 0 < receipt["max_abs_difference"] < 0.5
+    assert "no temperature is applied" in {e.key: e.value for e in model.metadata_props}["output"]
+
+
+@needs_onnx
+@pytest.mark.slow
+def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
+    import onnxruntime
+
+    bundle = tiny_bundle(**ALL_PARTS)
+    bundle.save(tmp_path)
+    folder, receipt = export_run(tmp_path, "onnx", preprocess_inside=True)
+    assert folder == tmp_path / "export" / "onnx" and receipt["inputs"] == "242 images of noise"
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    assert session.get_inputs()[0].type == "tensor(uint8)"
+    pixels = noise(bundle, 7)
+    (found,) = session.run(None, {"images": pixels.numpy()})
+    assert np.abs(found - logits(bundle, pixels).numpy()).max() < 1e-4
+
+
+def test_pt2_answers_without_this_package(run, tmp_path):
+    folder, receipt = export_run(run, "pt2", out=tmp_path, preprocess_inside=True)
+    extra = {"metadata.json": ""}
+    model = torch.export.load(folder / "model.pt2", extra_files=extra).module()
+    bundle = Bundle.load(run / "model")
+    for count in BATCHES:
+        pixels = noise(bundle, count)
+        torch.testing.assert_close(model(pixels), logits(bundle, pixels), rtol=0, atol=1e-5)
+    assert "uint8 (batch, 1, 8, 8)" in json.loads(extra["metadata.json"])["input"]
+    assert receipt["max_abs_difference"] <= 1e-5 and receipt["preprocess_inside"] is True
+
+
+# --- receipts ---
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch, form):
+    def wrong(bundle, folder, *_):
+        (folder / "model.bin").write_text("new")
+        return lambda pixels: logits(bundle, pixels).roll(1, dims=1)
+
+    monkeypatch.setitem(deploy.GRAPHS if form in deploy.GRAPHS else deploy.CHECKPOINTS, form, wrong)
+    monkeypatch.setattr(deploy, "check_installed", lambda _: None)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.bin").write_text("old")
+    what = "top-1 falls by" if form == "int8" else "logits differ by"
+    with pytest.raises(ValueError, match=f"the {form} export of .* is another function and was not kept: {what}"):
+        export_run(run, form, out=tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("model.bin", "old")]
+
+
+def test_a_receipt_fails_beyond_its_tolerance(run):
+    bundle = Bundle.load(run / "model")
+    inputs = find_inputs(run, bundle, 242, 242)
+    assert inputs.pixels.shape == (242, 1, 8, 8) and inputs.labels.bincount().tolist() == [82, 80, 80]
+
+    def moved(by):
+        return compare(lambda x: logits(bundle, x), lambda x: logits(bundle, x) + by, inputs)
+
+    assert not faults(moved(0.5e-4), 1e-4, rounded=False)
+    assert faults(moved(2e-4), 1e-4, rounded=False).startswith("logits differ by 0.0002 on 242 images of photos")
+    assert "nan" in faults(moved(float("nan")), 1e-4, rounded=False)
+    tilted = moved(torch.tensor([9.0, 0, 0]))
+    assert faults(tilted, 10, rounded=False).endswith("of the answers differ on " + inputs.name)
+    assert faults(tilted, 0.005, rounded=True).startswith("top-1 falls by")
+    assert not faults(tilted, 1, rounded=True)
+
+
+def test_rounded_answers_without_labels_are_judged_by_their_agreement():
+    bundle = tiny_bundle()
+    inputs = find_inputs("nowhere", bundle, 242, 1000)
+    assert inputs.labels is None and inputs.name == "242 images of noise"
+    figures = compare(lambda x: logits(bundle, x), lambda x: logits(bundle, x).flip(1), inputs)
+    assert "top1" not in figures and faults(figures, 0.005, rounded=True).startswith("the share of other answers is")
+
+
+# --- layouts of others ---
+
+REWORDED = {
+    "as it is": {"pool": "cls"},
+    "linear patches, rectangular": {
+        "pool": "cls", "patch_embedding": "linear", "patch_size": (4, 2), "image_size": (8, 12), "channels": 3,
+    },
+    "no biases": {"pool": "cls", "bias": False},
+    "no qkv biases": {"pool": "cls", "qkv_bias": False},
+    "fixed positions": {"pool": "cls", "positions": "sincos"},
+    "fixed positions by row and column": {"pool": "cls", "positions": "sincos2d"},
+    "class token without position": {"pool": "cls", "position_tokens": "patches"},
+    "norm after the class token": {"pool": "cls", "norm_after_pool": True},
+    "tanh gelu, odd width of the MLP": {"pool": "cls", "gelu": "tanh", "mlp_ratio": 2.7},
+}  # fmt: skip
+TIMM_ONLY = {
+    "mean": {"pool": "mean"},
+    "mean, norm after, registers": {"pool": "mean", "norm_after_pool": True, "registers": 2},
+    "registers without positions": {"pool": "cls", "registers": 2, "layer_scale": 0.3},
+    "registers with positions": {"pool": "cls", "registers": 2, "position_tokens": "all", "qk_norm": True},
+}
+HUGGINGFACE_ONLY = {
+    "DINOv2": {"pool": "cls_mean", "layer_scale": 0.3},
+    "DINOv2 without LayerScale": {"pool": "cls_mean"},
+    "DINOv2, registers": {"pool": "cls_mean", "layer_scale": 0.3, "registers": 3},
+    "DINOv2, registers with positions": {"pool": "cls_mean", "registers": 3, "position_tokens": "all"},
+    "another epsilon": {"pool": "cls", "norm_eps": 1e-3},
+}
+LAYOUTS = [(write_timm, name, model) for name, model in (REWORDED | TIMM_ONLY).items()]
+LAYOUTS += [(write_huggingface, name, model) for name, model in (REWORDED | HUGGINGFACE_ONLY).items()]
+
+
+def scrambled(**model):
+    """A bundle all of whose weights are random, so that a forgotten one shows."""
+    bundle = tiny_bundle(depth=2, **model)
+    torch.manual_seed(5)
+    for parameter in bundle.model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    config = bundle.model.config
+    fields = bundle.preprocess.model_dump() | {"image_size": config.image_size, "fit": "squash"}
+    return Bundle(bundle.model, Preprocess(**fields), bundle.class_names)
+
+
+@pytest.mark.parametrize(("write", "name", "model"), LAYOUTS, ids=[f"{w.__name__}: {n}" for w, n, _ in LAYOUTS])
+def test_a_layout_of_others_is_the_same_function_in_other_words(tmp_path, write, name, model):
+    bundle = scrambled(**model)
+    answer = write(bundle, tmp_path)
+    pixels = noise(bundle, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(answer(pixels), logits(bundle, pixels), rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "parts"),
+    [
+        (write_timm, {"positions": "rope"}, "timm's ViT has no rotary positions"),
+        (write_huggingface, {"positions": "rope"}, "Hugging Face's ViT has no rotary positions"),
+        (write_timm, {"norm": "rmsnorm", "pool": "attention"}, "no RMSNorm, no sequence pooling"),
+        (write_huggingface, {"norm": "rmsnorm"}, "no RMSNorm"),
+        (write_timm, {"patch_embedding": "conv_stem", "stem_channels": (4,)}, "no convolutional stem"),
+        (write_huggingface, {"patch_embedding": "conv_stem", "stem_channels": (4,)}, "no convolutional stem"),
+        (write_huggingface, {"qk_norm": True}, "no normalised queries and keys"),
+        (write_huggingface, {"pool": "mean"}, "no mean pooling"),
+        (write_huggingface, {"layer_scale": 0.1, "registers": 1}, "no LayerScale, no registers"),
+        (write_huggingface, {"pool": "cls_mean", "mlp_ratio": 2.5}, "no MLP 2.5 times as wide as a token"),
+        (write_timm, {"norm_eps": 1e-5}, "no LayerNorm with an epsilon of 1e-05"),
+        (write_timm, {"pool": "cls_mean"}, "no head that reads the class token and the mean"),
+        (write_timm, {"head_hidden": 4}, "no hidden layer in the head"),
+    ],
+)
+def test_what_a_layout_has_no_words_for_is_refused_by_its_name(tmp_path, write, model, parts):
+    with pytest.raises(ValueError, match=f"{parts}.*: export onnx or pt2, which hold any model$"):
+        write(tiny_bundle(**model), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("fit", "size", "fraction"), [("crop", 224, 0.875), ("crop", 8, 1.0), ("squash", (8, 12), 1.0), ("squash", 80, 0.8)]
+)
+def test_the_preprocessing_of_others_comes_back_as_ours(fit, size, fraction, interpolation):
+    ours = Preprocess(
+        image_size=size, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), fit=fit, crop_fraction=fraction,
+        interpolation=interpolation,
+    )  # fmt: skip
+    assert read_preprocessing(json.loads(json.dumps(preprocessing_of(ours)))) == ours
+
+
+def test_a_rectangle_cut_out_of_what_covers_it_is_beyond_hugging_face(tmp_path):
+    bundle = scrambled(image_size=(8, 12))
+    cut = Bundle(bundle.model, bundle.preprocess.model_copy(update={"fit": "crop"}), CLASSES)
+    with pytest.raises(ValueError, match="cannot crop to 8 x 12 what covers it: export onnx or pt2"):
+        write_huggingface(cut, tmp_path)
+    pixels = noise(cut, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(write_timm(cut, tmp_path)(pixels), logits(cut, pixels), rtol=0, atol=5e-6)
+
+
+# --- the command ---
+
+
+def test_the_command_says_where_it_wrote_and_how_far_it_differs(vitreous, run):
+    code, out, err = vitreous("export", run, "timm")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{run / 'export' / 'timm'}: config.json, model.safetensors, parity.json\n")
+    assert "logits differ by 0 at most, 100.00% of the answers are the same" in out
+    receipt = json.loads((run / "export" / "timm" / "parity.json").read_text())
+    assert receipt["format"] == "timm" and receipt["max_abs_difference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["coreml"], "unknown format 'coreml': use onnx, pt2, timm, huggingface, int8"),
+        (["timm", "--preprocess-inside"], "timm holds weights and no graph to preprocess in: leave out"),
+        (["timm", "--tolerance", "-1"], "tolerance is -1.0: it must be at least 0"),
+    ],
+)
+def test_bad_requests_are_one_line(vitreous, run, arguments, error):
+    code, out, err = vitreous("export", run, *arguments)
+    assert (code, out) == (2, "") and err.startswith(f"vitreous: {error}") and err.count("\n") == 1
+
+
+def test_a_file_is_not_overwritten_by_a_folder(vitreous, run, tmp_path):
+    (tmp_path / "x").write_text("")
+    code, _, err = vitreous("export", run, "timm", "--out", tmp_path / "x")
+    assert code == 2 and err.endswith("x is a file: name a folder with --out\n")
+
+
+def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):
+    monkeypatch.setattr(graphs, "find_spec", lambda name: None if name == "onnxscript" else 1)
+    code, _, err = vitreous("export", run, "onnx")
+    assert (code, err) == (2, 'vitreous: onnx needs onnxscript: pip install "vitreous[export]"\n')
+
+
+def test_a_shipped_model_needs_a_place_to_go(vitreous, tmp_path, monkeypatch):
+    from vitreous.weights import bundle as bundle_module
+
+    tiny_bundle().save(tmp_path / "models" / "digits")
+    monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = vitreous("export", "digits", "timm")
+    assert code == 2 and "digits is a shipped model and has no run folder here: name a folder with --out" in err
+    assert vitreous("export", "digits", "timm", "--out", "here")[0] == 0
+    assert (tmp_path / "here" / "parity.json").is_file()
+
+
+# --- push ---
+
+SHARED = [
+    "README.md",
+    "config.json",
+    "data.json",
+    "environment.json",
+    "model.safetensors",
+    "recipe.yaml",
+    "results.json",
+]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """In place of the calls that reach the network: what was asked of them."""
+    import huggingface_hub
+
+    calls = []
+
+    def create_repo(self, repo_id, *, exist_ok):
+        calls.append(("create", repo_id, exist_ok))
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        calls.append(("upload", repo_id, {file.name: file.read_bytes() for file in folder_path.iterdir()}))
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
+    return calls
+
+
+def test_push_uploads_the_model_with_its_record_and_card(vitreous, run, hub):
+    code, out, err = vitreous("push", run, "me/stripes")
+    assert (code, err) == (0, "") and out.endswith("uploaded to me/stripes\n")
+    assert hub[0] == ("create", "me/stripes", True) and hub[1][:2] == ("upload", "me/stripes") and len(hub) == 2
+    files = hub[1][2]
+    assert sorted(files) == SHARED
+    assert files["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+    card, results = files["README.md"].decode(), json.loads((run / "results.json").read_text())
+    assert card.startswith("---\nlibrary_name: vitreous\npipeline_tag: image-classification\n")
+    assert f"Test top-1: **{results['test']['top1']:.2%}**." in card and "| | as trained |\n|---|---|\n" in card
+    assert "hf download me/stripes --local-dir stripes\nvitreous predict stripes photo.jpg\n" in card
+    assert "vitreous train DATA --recipe stripes/recipe.yaml" in card and "- epochs: 40" in card and "## Limits" in card
+    assert "None" not in card and "nan" not in card
+
+
+def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):
+    vitreous("push", run, "me/stripes")
+    assert not [name for name, content in hub[1][2].items() if str(run.parent).encode() in content]
+    assert "command" not in json.loads(hub[1][2]["environment.json"])
+
+
+def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):
+    code, out, err = vitreous("push", run, "me/stripes", "--dry-run")
+    assert (code, err, hub) == (0, "", [])
+    assert [line.split()[-1] for line in out.splitlines()[:7]] == SHARED and "# stripes\n" in out
+
+
+def test_a_failed_upload_is_one_line_with_the_way_out(vitreous, run, hub, monkeypatch):
+    import huggingface_hub
+
+    def refuse(self, **_):
+        raise OSError("401 Client Error\nmore")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", refuse)
+    code, _, err = vitreous("push", run, "me/stripes")
+    assert code == 2 and err == (
+        "vitreous: cannot upload to me/stripes (401 Client Error): log in with 'hf auth login', or see the files with "
+        "--dry-run\n"
+    )
+    code, _, err = vitreous("push", run, "stripes")
+    assert (code, err) == (2, "vitreous: 'stripes' is not a repository of the Hub: write owner/name\n")
+    code, _, err = vitreous("push", run / "model", "me/stripes")
+    assert code == 2 and err.endswith("is no finished run: train it to the end\n")
