@@ -168,12 +168,7 @@ def run(
         "test": classification_metrics(outputs, labels),
         "as_counted": experiment.counted(outputs, labels) if experiment.counted else None,
         "history": state.history,
-        "machine": {
-            "processor": cpu_capabilities().get("cpu_name", "unknown"),
-            "threads": torch.get_num_threads(),
-            "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
-            "torch": torch.__version__,
-        },
+        "machine": hardware(where),
     }
 
 
@@ -237,6 +232,17 @@ def command(experiment: Experiment, fixed: frozenset[str], seed: int, epochs: in
     if images is not None:
         words += ["--images", str(images)]
     return " ".join([*words, "--seed", str(seed)])
+
+
+def hardware(device: torch.device | None = None) -> dict[str, Any]:
+    """What a run was trained on; None: what `auto` takes."""
+    device = pick_device() if device is None else device
+    return {
+        "processor": cpu_capabilities().get("cpu_name", "unknown"),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+    }
 
 
 def find(source: str) -> ImageSet:

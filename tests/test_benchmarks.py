@@ -30,6 +30,7 @@ def torchvision_imports():
         ("augment", "kornia draws the two RandAugment operations for the whole batch"),
         ("loading", "ours, later epochs, streamed"),
         ("peers", "in the same precision"),
+        ("reproduction_speed", "faster by"),
         ("scaling", "peak memory, MB"),
     ],
 )

@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import reproduction_tables
 
 from vitreous.recipe import RECIPES, recipe_names
 
@@ -36,6 +37,11 @@ def test_the_readmes_tables_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
     assert tables["filled"]((ROOT / "README.md").read_text()) == (ROOT / "README.md").read_text()
+
+
+def test_the_tables_of_the_reproductions_are_those_of_the_results():
+    document = (ROOT / "docs" / "reproductions.md").read_text()
+    assert reproduction_tables.filled(document, reproduction_tables.saved()) == document
 
 
 @pytest.mark.parametrize("name", recipe_names())

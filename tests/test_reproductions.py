@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reproduction_runs
 import torch
 import torch.nn.functional as F
 from reproduction_speed import looped
+from reproduction_tables import filled, table
 from tiny import stripes
 from torch import nn
 
@@ -299,6 +301,104 @@ def test_the_command_trains_and_writes_results(digits_like, tmp_path, capsys):
 def test_a_bad_flag_is_one_line_and_exit_code_2(capsys):
     assert main(["lyon-mnist", "--fix", "norm"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- lists of runs, and their tables ---
+
+
+def result_of(fixed=(), seed=0, top1=0.5, epochs=5, **more):
+    """What a run of lyon-mnist leaves, with these figures."""
+    lyon = EXPERIMENTS["lyon-mnist"]
+    return {
+        "experiment": "lyon-mnist",
+        "fixed": sorted(lyon.named(fixed)),
+        "command": shared.command(lyon, lyon.named(fixed), seed, epochs),
+        "seed": seed,
+        "epochs": epochs,
+        "params": 1642,
+        "multiply_adds": 147_000,
+        "train_seconds": 60.0 + seed,
+        "test": {"top1": top1, "loss": 1.75},
+        "as_counted": None,
+        "machine": {"processor": "abacus", "threads": 2, "device": "cpu"},
+    } | more
+
+
+def rows_of(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+def test_a_row_sums_up_the_seeds_of_a_kind_of_run():
+    results = [result_of(seed=seed, top1=top1) for seed, top1 in enumerate((0.70, 0.72, 0.74))]
+    reported, row = rows_of(table(EXPERIMENTS["lyon-mnist"], results))
+    assert reported[:6] == ["reported", "1,642", "", "5", "71.5", "1"]
+    assert row == [
+        "faithful", "1,642", "0.147 M", "5", "72.00 ± 2.00", "3", "1.750", "60 to 62", "abacus, 2 threads",
+        "`python -m reproductions lyon-mnist --seed N`",
+    ]  # fmt: skip
+
+
+def test_rows_go_from_faithful_by_the_fixes_to_all_to_ours_and_short_runs_stand_apart():
+    ours = result_of(command="vitreous train mnist --seed 0", ours="our recipe")
+    results = [
+        ours,
+        result_of(epochs=2),
+        *(result_of(fixed) for fixed in (["all"], ["final-norm"], ["softmax-loss"], [])),
+    ]
+    labels = [row[0] for row in rows_of(table(EXPERIMENTS["lyon-mnist"], results))]
+    assert labels == [
+        "reported", "faithful", "`softmax-loss`", "`final-norm`", "all fixed", "faithful, short", "**our recipe**",
+    ]  # fmt: skip
+
+
+def test_folds_are_a_row_over_all_their_parts():
+    folds = {"folds": 2, "top1": [0.7, 0.9], "loss_mean": 0.6, "train_seconds": [9.0, 11.0], "epochs": [3, 3]}
+    results = [result_of(seed=seed, command="x --seed 0", ours="folds") | folds for seed in (0, 1)]
+    row = rows_of(table(EXPERIMENTS["lyon-mnist"], results))[1]
+    assert row[3:8] == ["3", "80.00 ± 11.55", "4", "0.600", "9 to 11"]
+
+
+def test_what_the_author_counted_stands_beside_what_is_right():
+    figures = {"as_counted": {"top5": 0.05}, "test": {"top1": 0.3, "loss": 4.3, "top5": 0.6}}
+    text = table(EXPERIMENTS["lyon-mnist"], [result_of(**figures)])
+    assert text.endswith("Counted as the author did, the faithful runs have top-5 5.0 instead of 60.0.")
+
+
+def test_a_document_without_a_place_for_a_table_is_noticed():
+    with pytest.raises(AssertionError, match="0 places for lyon-mnist"):
+        filled("no places", [])
+
+
+def test_a_list_holds_every_row_of_the_first_seed_before_the_next():
+    names = [job.name for job in reproduction_runs.jobs("lyon-mnist", list(reproduction_runs.ROWS), 2, None)]
+    assert names[:2] == ["lyon-mnist--faithful--0", "lyon-mnist--softmax-loss--0"] and "lyon-mnist--all--0" in names
+    assert [name.endswith("--1") for name in names] == [False] * 10 + [True] * 10
+    short = [job.name for job in reproduction_runs.jobs("tigges-cifar10", ["faithful"], 1, 5)]
+    assert short == ["tigges-cifar10-5-epochs--faithful--0"]
+
+
+def test_finished_runs_are_skipped_and_each_other_one_leaves_a_file(digits_like, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction_runs, "FOLDER", tmp_path)
+    done = tmp_path / "lyon-mnist-1-epochs--faithful--0.json"
+    done.write_text("{}")
+    arguments = ["lyon-mnist", "--rows", "faithful", "all", "--seeds", "2", "--epochs", "1"]
+    monkeypatch.setattr("sys.argv", ["reproduction_runs.py", *arguments])
+    reproduction_runs.main()
+    assert done.read_text() == "{}" and len(list(tmp_path.iterdir())) == 4
+    results = json.loads((tmp_path / "lyon-mnist-1-epochs--all--1.json").read_text())
+    assert results["seed"] == 1 and len(results["fixed"]) == len(EXPERIMENTS["lyon-mnist"].fixes)
+    assert "all fixed, short" in table(EXPERIMENTS["lyon-mnist"], [results])
+
+
+def test_our_recipes_are_run_beside_them(digits_like, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduction_runs, "find", lambda source: digits_like)
+    ours = reproduction_runs.Ours("lyon-mnist", "label", "mnist", ("epochs=1", "optim.batch_size=16"), folds=2, seed=1)
+    results = json.loads(json.dumps(ours.train("cpu")))
+    assert ours.name == "lyon-mnist--ours--mnist--epochs-1--optim.batch_size-16--2-folds--1"
+    assert ours.command == "vitreous train mnist epochs=1 optim.batch_size=16 --recipe mnist --folds 2 --seed 1"
+    row = rows_of(table(EXPERIMENTS["lyon-mnist"], [results]))[1]
+    assert row[0] == "**label**" and row[5] == "2" and results["multiply_adds"] > 147_000
 
 
 # --- real images ---

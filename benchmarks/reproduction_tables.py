@@ -1,0 +1,161 @@
+"""Write the tables of docs/reproductions.md from the results of the runs: python benchmarks/reproduction_tables.py"""
+
+import json
+import re
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS
+from reproduction_runs import FOLDER
+
+from reproductions.__main__ import EXPERIMENTS
+from reproductions.experiment import Experiment
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "reproductions.md"
+HEAD = ("", "parameters", "multiply-adds", "epochs", "top-1, mean ± sd", "n", "loss", "seconds", "on", "command")
+COUNTED = {"top1": "top-1", "top5": "top-5", "precision_macro": "precision", "recall_macro": "recall", "f1_macro": "F1"}
+
+Result = dict[str, Any]
+
+
+def table(experiment: Experiment, results: list[Result]) -> str:
+    """Reported, faithful, each fix, all fixes, ours: one row for all seeds of a kind of run."""
+    lines = [_row(HEAD), _row(["---"] * len(HEAD)), reported(experiment)]
+    groups: dict[tuple, list[Result]] = {}
+    for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
+        groups.setdefault(place(experiment, result), []).append(result)
+    lines += [row(experiment, group) for group in groups.values()]
+    if not results:
+        return "\n".join([*lines, "", "Not measured yet."])
+    return "\n".join([*lines, *counted(results)])
+
+
+def place(experiment: Experiment, result: Result) -> tuple:
+    """What a row has in common, in the order of the rows; the author's number of epochs comes first."""
+    if "ours" in result:
+        return (1, 0, 0, result["ours"])
+    fixed, fixes = set(result["fixed"]), list(experiment.fixes)
+    order = len(fixes) if fixed == set(fixes) else fixes.index(min(fixed)) if fixed else -1
+    return (0, _passes(result) if _passes(result) != experiment.epochs else 0, order, "")
+
+
+def row(experiment: Experiment, group: list[Result]) -> str:
+    """Runs that differ by their seed only."""
+    first = group[0]
+    cells = [_label(experiment, first), f"{first['params']:,}", f"{first['multiply_adds'] / 1e6:,.3g} M"]
+    if "folds" in first:
+        values = [value for result in group for value in result["top1"]]
+        losses = [result["loss_mean"] for result in group]
+        seconds = [value for result in group for value in result["train_seconds"]]
+        epochs = sorted({value for result in group for value in result["epochs"]})
+    else:
+        values, losses = ([result["test"][key] for result in group] for key in ("top1", "loss"))
+        seconds, epochs = [result["train_seconds"] for result in group], sorted({result["epochs"] for result in group})
+    sd = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    cells += [_range(epochs, "{:d}"), f"{100 * statistics.mean(values):.2f}{sd}", str(len(values))]
+    cells += [f"{statistics.mean(losses):.3f}", _range(seconds, "{:,.0f}"), _machines(group)]
+    command = re.sub(r"--seed \d+", "--seed N" if len(group) > 1 else f"--seed {first['seed']}", first["command"])
+    return _row([*cells, f"`{command}`"])
+
+
+def reported(experiment: Experiment) -> str:
+    """The author's figures, which are measured by none of us."""
+    said = experiment.reported
+    top1 = f"{100 * said['top1']:.1f}" if "top1" in said else said["note"]
+    loss = f"{said['loss']:.2f}" if "loss" in said else ""
+    return _row(
+        [
+            "reported",
+            f"{experiment.parameters:,}",
+            "",
+            said.get("epochs", experiment.epochs),
+            top1,
+            "1",
+            loss,
+            said.get("time", ""),
+            "",
+            "",
+        ]
+    )
+
+
+def counted(results: list[Result]) -> list[str]:
+    """What the author's way of counting makes of the faithful runs, beside the figures of the whole split."""
+    faithful = [result for result in results if result.get("fixed") == [] and result["as_counted"]]
+    if not faithful:
+        return []
+    parts = []
+    for key in faithful[0]["as_counted"]:
+        theirs, right = (statistics.mean(run[part][key] for run in faithful) for part in ("as_counted", "test"))
+        parts.append(f"{COUNTED[key]} {100 * theirs:.1f} instead of {100 * right:.1f}")
+    return ["", f"Counted as the author did, the faithful runs have {', '.join(parts)}."]
+
+
+def speed() -> str:
+    file = RESULTS / "reproduction-speed.json"
+    if not file.exists():
+        return "Not measured yet."
+    content = json.loads(file.read_text())
+    loops, rebuilt = (content["images_per_second"][name] for name in ("loops", "rebuilt"))
+    return (
+        f"{loops:,.0f} images a second by loops, {rebuilt:,.0f} rebuilt: {content['faster_by']:.0f} times faster "
+        f"(medians of {content['rounds']} interleaved rounds, batch {content['batch']}, "
+        f"{content['machine']['processor']}, {content['machine']['threads']} threads; `{content['command']}`)."
+    )
+
+
+def filled(document: str, results: list[Result]) -> str:
+    """The document with its tables made from the results."""
+    parts = {
+        name: table(experiment, [r for r in results if r["experiment"] == name])
+        for name, experiment in EXPERIMENTS.items()
+    }
+    for name, text in (parts | {"speed": speed()}).items():
+        marks = f"<!-- results: {name} -->", "<!-- end of results -->"
+        document, count = re.subn(
+            f"{marks[0]}.*?{marks[1]}", lambda _, t=text, m=marks: f"{m[0]}\n{t}\n{m[1]}", document, flags=re.DOTALL
+        )
+        assert count == 1, f"the document has {count} places for {name}"
+    return document
+
+
+def saved() -> list[Result]:
+    return [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+
+
+def _label(experiment: Experiment, result: Result) -> str:
+    if "ours" in result:
+        return f"**{result['ours']}**"
+    fixed, short = result["fixed"], _passes(result) != experiment.epochs
+    label = "faithful" if not fixed else "all fixed" if len(fixed) == len(experiment.fixes) else f"`{fixed[0]}`"
+    return f"{label}, short" if short else label
+
+
+def _passes(result: Result) -> int:
+    """The epochs asked for: a run may stop before."""
+    asked = re.search(r"--epochs (\d+)", result["command"])
+    return int(asked[1]) if asked else EXPERIMENTS[result["experiment"]].epochs
+
+
+def _range(values: list[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _machines(group: list[Result]) -> str:
+    """Where the runs of a row were trained."""
+    names = {
+        machine["device"] if machine["device"] != "cpu" else f"{machine['processor']}, {machine['threads']} threads"
+        for machine in (result["machine"] for result in group)
+    }
+    return "; ".join(sorted(names))
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(filled(DOCUMENT.read_text(), saved()))
