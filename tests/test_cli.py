@@ -117,6 +117,24 @@ def test_folds_are_trained_and_summed_up(vitreous, tmp_path):
     assert (code, err) == (0, "") and json.loads((tmp_path / "cv" / "results.json").read_text()) == results
 
 
+def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
+    code, out, err = vitreous("train", "photos", "--from", "run", "--recipe", "probe", "--out", tmp_path / "a")
+    assert (code, err) == (0, "") and "tensors loaded, named as Vitreous does" in out
+    assert json.loads((tmp_path / "a" / "results.json").read_text())["start"]["weights"] == str(work / "run")
+    code, out, err = vitreous("train", "photos", "--from", tmp_path / "a", "epochs=1", "--out", tmp_path / "b")
+    assert (code, err) == (0, "") and "recipe finetune, as there are weights to start from: epochs=30" in out
+    assert "layer_decay: 0.75" in (tmp_path / "b" / "recipe.yaml").read_text()
+
+    image = work / "photos" / "test" / "bee" / "002.png"
+    code, out, err = vitreous("embed", "run", "photos", "--split", "test", "--out", tmp_path / "f", "--nearest", image)
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and (tmp_path / "f").is_file()
+    assert lines[0].startswith("test: 12 images, 16 features; 5-NN ") and lines[0].endswith("neighbours from train")
+    assert lines[2] == f"1.0000  bee  {image}" and len(lines) == 7
+    code, out, _ = vitreous("embed", "run", "--k", 1)
+    assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out
+
+
 def test_settings_follow_data_or_stand_alone(vitreous, work, tmp_path):
     (work / "own.yaml").write_text(RECIPE + "seed: 3\n")
     code, _, _ = vitreous(
@@ -276,6 +294,12 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not here: "),
         ("train photos --recipe r.yaml model.num_classes=4", "model.num_classes is 4 but the data has 3 classes"),
         ("train photos --recipe r.yaml data.val_fraction=0.99", "a validation fraction of 0.99 leaves no image"),
+        ("train photos --from nowhere", "no model 'nowhere' here: give a run folder"),
+        ("train photos --from photos/test/ant/000.png", "'photos/test/ant/000.png' "),
+        ("train photos --arch B", "--arch B says something of the weights of --from: give those, too"),
+        ("train photos --recipe finetune", "optim.layer_decay is for trained weights: give some with --from"),
+        ("train photos --recipe r.yaml --from run model.dim=32", "model.dim is 32, but that of run is 16: leave"),
+        ("embed run --split holdout", "photos has no split 'holdout'"),
         ("train r.yaml", "r.yaml is not a parquet file: give one, or a folder of images"),
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),

@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Architecture = Annotated[str | None, typer.Option(help="Architecture of weights that do not say it themselves.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, a bundle folder, or a shipped name.")]
 
 
@@ -79,6 +81,16 @@ def train(
         typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon"),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Trained weights to start from: a run, a shipped name, a weight file or folder, or hf:owner/name.",
+        ),
+    ] = None,
+    arch: Architecture = None,
+    revision: Revision = None,
     out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
@@ -104,7 +116,7 @@ def train(
 
     from rich.console import Console
 
-    from vitreous.train.choose import choose_recipe
+    from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
     from vitreous.train.folder import claim
     from vitreous.train.folds import fit_folds
@@ -116,6 +128,7 @@ def train(
     console = Console(quiet=not is_main())
     if not is_main():
         logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it
+    overrides += start_settings(weights, arch, revision)
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)
@@ -189,6 +202,46 @@ def predict(
         print(f"vitreous: {error}", file=sys.stderr)
     if broken:
         sys.exit(2)
+
+
+@app.command(no_args_is_help=True)
+def embed(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
+    ],
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
+    nearest: Annotated[Path | None, typer.Option(metavar="IMAGE", help="Show the images most like this one.")] = None,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours that vote, and that are shown.")] = 5,
+    arch: Architecture = None,
+    revision: Revision = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
+    from vitreous.data.sources import load
+    from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
+    from vitreous.evaluation import own_data
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file, such as {out / 'features.parquet'}")
+    images = load(data, skip_broken=skip_broken) if data else own_data(run)
+    if split not in images.splits:
+        raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
+    bundle = load_features(run, arch, revision)
+    query = None if nearest is None else embed_image(bundle, nearest, device)
+    own = embed_split(bundle, images, split, device=device, skip_broken=skip_broken)
+    among = own if split == "train" else embed_split(bundle, images, "train", device=device, skip_broken=skip_broken)
+    how = "leave-one-out" if split == "train" else "neighbours from train"
+    accuracy = knn_accuracy(own, None if split == "train" else among, k)
+    print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")
+    if out is not None:
+        write_parquet(own, out)
+        print(f"written to {out}")
+    if query is not None:
+        for row, similarity in find_nearest(query, own, k):
+            print(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}")
 
 
 @app.command(no_args_is_help=True)

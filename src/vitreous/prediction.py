@@ -29,13 +29,19 @@ class Prediction(NamedTuple):
 
 
 @torch.inference_mode()
-def forward(model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess, precision: str) -> Iterator[Tensor]:
-    """Logits (B, K), float32 on the host, for each batch of uint8 images (B, C, H, W) on the model's device."""
+def forward(
+    model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess, precision: str, *, features: bool = False
+) -> Iterator[Tensor]:
+    """Logits (B, K), float32 on the host, for each batch of uint8 images (B, C, H, W) on the model's device.
+
+    features: what the head reads of the model, (B, D), in place of its answer.
+    """
     model.eval()
     for images in batches:
         with autocast(images.device, precision):
-            logits = model(preprocess.normalise(images))
-        yield logits.float().cpu()
+            images = preprocess.normalise(images)
+            answers = model.pooled(model.forward_features(images)) if features else model(images)
+        yield answers.float().cpu()
 
 
 def split_logits(
@@ -44,6 +50,14 @@ def split_logits(
     """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K)."""
     order = torch.arange(len(batches)) if order is None else order
     return torch.cat(list(forward(model, (b.images for b in batches.epoch(order)), preprocess, precision)))
+
+
+def split_features(
+    model: nn.Module, batches: Batches, preprocess: Preprocess, precision: str, count: int | None = None
+) -> Tensor:
+    """What the head reads of each image of a split, or of the first `count`, in its order: (N, D)."""
+    images = (batch.images for batch in batches.epoch(torch.arange(len(batches))[:count]))
+    return torch.cat(list(forward(model, images, preprocess, precision, features=True)))
 
 
 def predict(
@@ -74,7 +88,7 @@ def predict(
         pixels: list[np.ndarray] = []
         for image in images:
             try:
-                pixels.append(_fitted(image, bundle.preprocess))
+                pixels.append(fitted(image, bundle.preprocess))
             except BrokenImage as error:
                 if broken is None:
                     raise
@@ -97,7 +111,7 @@ def predict(
     return answers()
 
 
-def _fitted(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
+def fitted(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
     if isinstance(image, Image.Image):
         try:

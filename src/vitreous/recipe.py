@@ -16,6 +16,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -47,6 +48,20 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
     )
+
+
+class StartOptions(Section):
+    """Weights to start from in place of random ones. The model, and how images are prepared for it, are theirs."""
+
+    weights: str | None = None
+    """What `vitreous train` is given by --from: a run, a bundle, a shipped name, a weight file, a folder or
+    hf:owner/name."""
+    arch: str | None = None
+    """Name of the architecture, in timm's or torchvision's words, for a file that does not say."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub repository."""
+    probe: bool = False
+    """Leave them as they are and fit a new head alone, by logistic regression on features that are computed once."""
 
 
 class DataOptions(Section):
@@ -112,6 +127,11 @@ class OptimOptions(Section):
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient."""
     label_smoothing: Fraction = 0.0
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the peak rate from one layer to the one before it: the head has the whole rate, the last block this
+    share of it, the embedding the least (Bao et al. 2022, BEiT)."""
+    freeze: NonNegativeInt = 0
+    """Blocks, from the first, that stay as they are, and the embedding with them; 0: all is trained."""
     ema: Fraction = 0.0
     """Decay, a step, of the moving average of the weights that is evaluated and kept; 0: none."""
 
@@ -144,6 +164,7 @@ class Recipe(Section):
         BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
     ] = ()
     """Experiment trackers; `metrics.csv` is always written."""
+    start: StartOptions = StartOptions()
     model: ViTConfig = ViTConfig()
     data: DataOptions = DataOptions()
     augment: Augment = Augment()
@@ -151,32 +172,48 @@ class Recipe(Section):
 
     @field_validator("model", mode="before")
     @classmethod
-    def _leave_size_to_data(cls, fields: Any) -> Any:
-        """A model without an image size is checked with 16 patches a side, and counts as having none given."""
-        if not isinstance(fields, dict) or "image_size" in fields:
+    def _leave_size_to_data(cls, fields: Any, info: ValidationInfo) -> Any:
+        """A model without an image size is checked with 16 patches a side, and counts as having none given.
+
+        So is one whose patches are those of the weights it starts from, but it keeps an image size it is given.
+        """
+        if not isinstance(fields, dict):
             return fields
-        patch = ((size(str(fields["size"])) if "size" in fields else {}) | fields).get("patch_size", 16)
+        named = (size(str(fields["size"])) if "size" in fields else {}) | fields
+        starts = "start" in info.data and info.data["start"].weights is not None
+        if "image_size" in fields and not (starts and "patch_size" not in named):
+            return fields
+        patch, given = named.get("patch_size", 16), {"image_size"} & fields.keys()
         try:
             side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
         except (TypeError, ValueError):
             return fields  # whose patch size is refused
         model = ViTConfig.model_validate(fields | {"image_size": side})
-        return ViTConfig.model_construct(model.model_fields_set - {"image_size"}, **dict(model))
+        values = dict(model)
+        if given:  # any size fits patches of one pixel, which stand in for those of the weights
+            one_pixel = {"image_size": fields["image_size"], "patch_size": 1}
+            alone = ViTConfig.model_validate(one_pixel)
+            values |= {"image_size": alone.image_size, "patch_size": alone.patch_size}
+        return ViTConfig.model_construct((model.model_fields_set - {"image_size"}) | given, **values)
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
         """The recipe with what the data decides filled in, where it does not say so itself.
 
         Raises ValueError when the recipe asks for another number of classes than the data has.
         """
+        self.check_classes(num_classes)
         given = self.model.model_fields_set
-        if "num_classes" in given and self.model.num_classes != num_classes:
-            raise ValueError(
-                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
-            )
         data = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         fields = {name: value for name, value in data.items() if name not in given}
         model = self.model.model_dump(exclude_unset=True) | fields
         return make_recipe(self.model_dump(exclude_unset=True) | {"model": model}, "recipe")
+
+    def check_classes(self, num_classes: int) -> None:
+        """Raises ValueError when the recipe asks for another number of classes than the data has."""
+        if "num_classes" in self.model.model_fields_set and self.model.num_classes != num_classes:
+            raise ValueError(
+                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
+            )
 
     def dump(self) -> str:
         """The whole recipe as YAML that `read_recipe` reads back to an equal one."""

@@ -56,7 +56,7 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache):
 
     assert count() == count() == 1
     assert count(size=4) == 2 and count(channels=1) == 3
-    assert count(fit="squash") == 4 and count(interpolation="nearest") == 5
+    assert count(fit="squash") == 4 and count(interpolation="nearest") == 5 and count(crop_fraction=0.5) == 6
     changed = pixels(1, seed=9)[0]
     to_image(changed).save(tmp_path / "x" / "a" / "001.png")
     assert count() == 6

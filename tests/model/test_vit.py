@@ -375,6 +375,36 @@ def test_reset_head_gives_a_fresh_head_and_keeps_the_rest():
     assert model.config.num_classes == 9 and model.head.out_features == 9
 
 
+def test_what_is_frozen_neither_learns_nor_draws_nor_measures():
+    config = {"patch_embedding": "conv_stem", "stem_channels": (4, 4), "patch_size": 4, "image_size": 16, "depth": 3}
+    model = small(**config, dropout=0.5, drop_path=0.5)
+    torch.nn.init.normal_(model.head.weight)
+    model.freeze(2)
+    model.train()
+    assert model.training and model.blocks[2].training and model.norm.training and model.head.training
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    images = images_for(model)
+    x = model.embed(images)
+    for block in model.blocks[:2]:
+        x = block(x)
+    again = model.embed(images)
+    for block in model.blocks[:2]:
+        again = block(again)
+    assert torch.equal(x, again) and not x.requires_grad  # no dropout, no graph to keep
+    model(images).sum().backward()
+    assert all(torch.equal(before[name], value) for name, value in model.named_buffers())  # nor batch statistics
+    learnt = {name.split(".")[0] + name.split(".")[1] for name, w in model.named_parameters() if w.grad is not None}
+    assert learnt == {"blocks2", "normweight", "normbias", "headweight", "headbias"}
+
+
+def test_freezing_nothing_or_too_much():
+    model = small()
+    model.freeze(0)
+    assert all(weight.requires_grad for weight in model.parameters()) and model.train().patches.training
+    with pytest.raises(ValueError, match=f"cannot freeze 9 blocks of a model of {len(model.blocks)}"):
+        model.freeze(9)
+
+
 @pytest.mark.parametrize("hidden", [0, 6])
 def test_reset_head_keeps_the_precision_of_the_model(hidden):
     model = small(head_hidden=hidden).bfloat16()

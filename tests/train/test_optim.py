@@ -70,6 +70,42 @@ def test_muon_gets_exactly_the_matrices_of_the_blocks():
     assert not any(name.startswith("blocks.") for name in names_of(model, adamw.param_groups[0]["params"]))
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_rate_falls_by_layer_from_the_head_to_the_embedding(name):
+    model = full_model()
+    options = OptimOptions(name=name, learning_rate=1.0, muon_learning_rate=1.0, layer_decay=0.5)
+    optimizers = make_optimizers(model, options)
+    assert optimizers[0].param_groups[0]["lr"] == 1.0  # the head's, which metrics.csv shows
+    rate = {}
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        rate |= {name: (group["lr"], group["peak"]) for name in names_of(model, group["params"])}
+    assert rate.keys() == dict(model.named_parameters()).keys()
+    for weight, (lr, peak) in rate.items():  # of two blocks: BEiT's 0.5 ** (2 + 1 - layer)
+        first = weight.split(".")[0]
+        expected = {"head": 1, "norm": 1, "pool": 1, "patches": 1 / 8, "blocks": 1 / 4 if ".0." in weight else 1 / 2}
+        assert lr == peak == expected.get(first, 1 / 8), weight
+
+
+def test_no_decay_by_layer_leaves_two_groups_in_the_models_order():
+    model = full_model()
+    (optimizer,) = make_optimizers(model, OptimOptions())
+    named = list(model.named_parameters())
+    decayed = matrices_and_kernels(model)
+    assert [id(weight) for weight in optimizer.param_groups[0]["params"]] == [id(w) for n, w in named if n in decayed]
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_what_is_frozen_is_not_optimised(name):
+    model = full_model()
+    model.freeze(1)
+    optimizers = make_optimizers(model, OptimOptions(name=name, weight_decay=0.5))
+    given = [w for optimizer in optimizers for group in optimizer.param_groups for w in group["params"]]
+    frozen = ("class_token", "registers", "positions", "patches.", "blocks.0.")
+    expected = [n for n, _ in model.named_parameters() if not n.startswith(frozen)]
+    assert names_of(model, given) == sorted(expected)
+
+
 def test_options_reach_adamw():
     (optimizer,) = make_optimizers(full_model(), OptimOptions(learning_rate=0.5, betas=(0.8, 0.95)))
     assert {group["lr"] for group in optimizer.param_groups} == {0.5}

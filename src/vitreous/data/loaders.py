@@ -183,7 +183,8 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
     if key is None:
         return None
     shape = "x".join(map(str, preprocess.shape))
-    file = cache / f"{key}-{shape}-{preprocess.interpolation}-{preprocess.fit}.npy"
+    crop = "" if preprocess.crop_fraction == 1 else f"-{preprocess.crop_fraction}"
+    file = cache / f"{key}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}.npy"
     needed = _bytes(images.whole(), preprocess)
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -124,6 +124,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.config = config
+        self.frozen = 0  # blocks, see `freeze`
         self.patches = PATCH_EMBEDDINGS[config.patch_embedding](config)
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, config.dim)) if config.registers else None
@@ -196,6 +197,29 @@ class ViT(nn.Module):
             self.head = nn.Sequential(hidden, nn.Tanh(), last)
         else:
             self.head = last
+
+    def freeze(self, blocks: int) -> None:
+        """Keep the embedding and the first `blocks` blocks as they are, without dropout or new batch statistics.
+
+        0 freezes nothing, the embedding neither. Raises ValueError for more blocks than there are.
+        """
+        if blocks > len(self.blocks):
+            raise ValueError(f"cannot freeze {blocks} blocks of a model of {len(self.blocks)}: use {len(self.blocks)}")
+        if not blocks:
+            return
+        self.frozen = blocks
+        tokens = [token for token in (self.class_token, self.registers, self.positions) if token is not None]
+        for weight in [*tokens, *self.patches.parameters(), *self.blocks[:blocks].parameters()]:
+            weight.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> "ViT":
+        """As of every module, but what is frozen stays in evaluation mode."""
+        super().train(mode)
+        if self.frozen:
+            for module in (self.patches, self.drop, *self.blocks[: self.frozen]):
+                module.eval()
+        return self
 
     def _make_positions(self) -> None:
         """`positions`, added to the tokens that have one, the last of N, (1, <= N, D) or None; or rotary tables."""

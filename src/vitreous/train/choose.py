@@ -1,5 +1,6 @@
 """From what the user typed to a recipe and its data, and the recipe fitted to them."""
 
+import json
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
@@ -10,6 +11,22 @@ from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
+TUNING_PASSES = 10_000  # the same for one that is trained already, within 3 to 30
+WEIGHTS = "start.weights="  # of a setting
+
+
+def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
+    """--from, --arch and --revision as settings. A path becomes absolute, so that it holds wherever one resumes."""
+    if weights is None:
+        for name, value in {"--arch": arch, "--revision": revision}.items():
+            if value is not None:
+                raise ValueError(f"{name} {value} says something of the weights of --from: give those, too")
+        return []
+    if not weights:
+        raise ValueError("--from is empty: give a run, weights, or hf:owner/name")
+    path = Path(weights).expanduser()
+    given = {"weights": str(path.resolve()) if path.exists() else weights, "arch": arch, "revision": revision}
+    return [f"start.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
 
 
 def choose_recipe(
@@ -18,14 +35,20 @@ def choose_recipe(
     """The recipe for DATA, with its data loaded if that was needed to choose, and a line that says how it was chosen.
 
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
-    another is asked for. A recipe that is named nowhere is the one called like DATA, without a GPU the one called
-    DATA-cpu where there is one, else one for its size.
+    another is asked for. A recipe that is named nowhere is finetune where there are weights to start from, else the
+    one called like DATA, without a GPU the one called DATA-cpu where there is one, else one for its size.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
+    if name is None and source is not None and any(setting.startswith(WEIGHTS) for setting in overrides):
+        data, name = load(source), "finetune"
+        settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
+        reason = f"recipe finetune, as there are weights to start from: {' '.join(settings)}; --recipe probe fits a "
+        reason += "head alone, in seconds"
+        overrides = [*settings, *overrides]
     if name is None and source in NAMED and source in recipe_names():
         name, reason = recipe_like(source, device)
     if name is None:

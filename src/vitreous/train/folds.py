@@ -17,6 +17,7 @@ from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import check_same_recipe, claimed
 from vitreous.train.progress import say
 from vitreous.train.run import Run, fit
+from vitreous.train.start import check_start, load_start
 
 FIGURES = ("top1", "top5", "loss", "precision_macro", "recall_macro", "f1_macro")
 
@@ -43,6 +44,9 @@ def fit_folds(
     data = data_of(recipe) if data is None else data
     if "split_seed" not in recipe.data.model_fields_set:
         recipe = _with(recipe, split_seed=recipe.seed % 2**32)
+    check_start(recipe, has_weights=recipe.start.weights is not None)
+    if recipe.start.weights is not None:  # whose model it is
+        recipe = load_start(recipe, data.class_names).recipe
     recipe = fit_to_data(recipe, data.divided(_with(recipe, fold=1).data))
     folds = recipe.data.folds
     if dry_run:

@@ -9,40 +9,64 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitreous.device import has_fast_bf16
+from vitreous.model import ViT
 from vitreous.recipe import OptimOptions
 
 TOKENS = ("class_token", "registers", "positions")
 
 
-def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
-    """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest.
+def make_optimizers(model: ViT, options: OptimOptions) -> list[torch.optim.Optimizer]:
+    """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest; frozen ones are left out.
 
-    Only matrices and kernels decay: not norms, biases, tokens or positions. Each group remembers its peak rate.
+    Only matrices and kernels decay: not norms, biases, tokens or positions. Each group remembers its peak rate, the
+    head's being in the first.
     """
-    decayed, plain, matrices, in_three = [], [], [], []
-    for name, weight in model.named_parameters():
+    decayed, plain, matrices, in_three = {}, {}, {}, {}  # share of the peak rate -> weights, the last layers first
+    for name, weight in reversed(list(model.named_parameters())):
+        if not weight.requires_grad:
+            continue
         if weight.ndim < 2 or name in TOKENS:
-            plain.append(weight)
+            kind = plain
         elif options.name == "muon" and name.startswith("blocks.") and weight.ndim == 2:
             split = options.muon_split_qkv and name.endswith("attention.qkv.weight")
-            (in_three if split else matrices).append(weight)
+            kind = in_three if split else matrices
         else:
-            decayed.append(weight)
+            kind = decayed
+        kind.setdefault(rate_share(name, model.config.depth, options.layer_decay), []).insert(0, weight)
     groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": weights, "weight_decay": decay, "lr": share * options.learning_rate}
+        for kind, decay in ((decayed, options.weight_decay), (plain, 0.0))
+        for share, weights in kind.items()
     ]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, fused=True)
     ]
     if matrices:
-        groups = [{"params": matrices}] + [{"params": in_three, "parts": 3}] * bool(in_three)
-        rates = options.muon_learning_rate, options.muon_weight_decay, options.muon_momentum
-        optimizers.append(Muon(groups, *rates))
+        groups = [
+            {"params": weights, "lr": share * options.muon_learning_rate, "parts": parts}
+            for kind, parts in ((matrices, 1), (in_three, 3))
+            for share, weights in kind.items()
+        ]
+        optimizers.append(Muon(groups, options.muon_learning_rate, options.muon_weight_decay, options.muon_momentum))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
     return optimizers
+
+
+def rate_share(name: str, depth: int, layer_decay: float) -> float:
+    """The peak rate of a weight as a share of the head's, which is one layer after the last of `depth` blocks.
+
+    The embedding is layer 0, block i (from 0) is layer i + 1, final norm, pool and head are layer depth + 1.
+    Source: Bao et al. 2022, BEiT, arXiv 2106.08254; Clark et al. 2020, ELECTRA.
+    """
+    part, *rest = name.split(".")
+    layer = depth + 1
+    if part in ("patches", *TOKENS):
+        layer = 0
+    elif part == "blocks":
+        layer = int(rest[0]) + 1
+    return layer_decay ** (depth + 1 - layer)
 
 
 class Muon(torch.optim.Optimizer):

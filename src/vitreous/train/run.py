@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -21,8 +22,9 @@ from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
 from vitreous.evaluation import judge
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import confusion
+from vitreous.metrics import confusion, top_k
 from vitreous.model import ViT
+from vitreous.prediction import split_features
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
@@ -31,8 +33,10 @@ from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claimed, environment, flat, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.probe import fit_head
 from vitreous.train.progress import Display, say, show_log
 from vitreous.train.signals import stop_flag
+from vitreous.train.start import Start, check_start, load_start
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
@@ -67,18 +71,29 @@ def fit(
     """Train a model by a recipe; all that it leaves is in one run folder (listed in `docs/design.md`).
 
     data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
-    one is made from `recipe.model`. out: the run folder, by default the next free `runs/<name>`. on_step gets the
-    state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
-    unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
+    it is that of `recipe.start.weights`, or a new one made from `recipe.model`. out: the run folder, by default the
+    next free `runs/<name>`. on_step gets the state and the batch's loss, on_epoch the row of `metrics.csv`. Raises
+    ValueError for a folder that holds a run unless `resume`, which goes on where that run stopped. Of several
+    processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
+    if model is not None and (recipe.start.weights is not None or recipe.start.probe):
+        raise ValueError("a model and start.weights or start.probe are two starts: give one of them")
+    check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     data = data_of(recipe) if data is None else data
     engine = Engine(device, track=recipe.track)
     folder = engine.from_main(partial(claimed, out, data.name, resume))
     data = data.divided(recipe.data)
-    recipe = fit_to_data(recipe if model is None else recipe.model_copy(update={"model": model.config}), data)
+    start = None
+    if model is not None:
+        recipe = recipe.model_copy(update={"model": model.config})
+    elif recipe.start.weights is not None:
+        with engine.first_on_machine():
+            start = load_start(recipe, data.class_names)
+        recipe, model = start.recipe, start.model
+    recipe = fit_to_data(recipe, data)
     with show_log(folder, console):
-        job = Job(recipe, data, model, folder, engine)
+        job = Job(recipe, data, model, folder, engine, start)
         engine.from_main(partial(job.describe, console))
         if dry_run:
             job.estimate(console)
@@ -90,7 +105,9 @@ def fit(
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
             write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
-        if not job.train(console, on_step, on_epoch):
+        if recipe.start.probe:
+            engine.from_main(job.probe)
+        elif not job.train(console, on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
             return Run(folder)
@@ -100,8 +117,16 @@ def fit(
 class Job:
     """A run under way: its parts, made from the recipe and the data, and the places its hooks write to."""
 
-    def __init__(self, recipe: Recipe, data: ImageSet, model: ViT | None, folder: Path, engine: Engine):
-        self.recipe, self.data, self.folder = recipe, data, folder
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: ImageSet,
+        model: ViT | None,
+        folder: Path,
+        engine: Engine,
+        start: Start | None = None,
+    ):
+        self.recipe, self.data, self.folder, self.start = recipe, data, folder, start
         self.skip_broken = recipe.data.skip_broken or data.skip_broken
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.engine = engine
@@ -120,6 +145,7 @@ class Job:
         model = ViT(recipe.model) if model is None else model
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
+        model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.model, self.optimizers = self.engine.prepare(model, make_optimizers(model, recipe.optim))
         decay = recipe.optim.ema
@@ -129,7 +155,7 @@ class Job:
     def _load_images(self) -> None:
         """Decode and place the training and validation images. The test images are left alone until the end."""
         data, recipe = self.data, self.recipe
-        self.preprocess = Preprocess(
+        self.preprocess = Preprocess(  # by which images are read, before they are measured
             image_size=recipe.model.image_size,
             mean=(0.5,) * recipe.model.channels,
             std=(0.5,) * recipe.model.channels,
@@ -143,12 +169,17 @@ class Job:
             workers=recipe.data.workers,
             skip_broken=self.skip_broken,
         )
+        if self.start is not None:  # of the weights
+            self.preprocess = self.start.preprocess
         self.train_batches = make(data.train, self.preprocess)
-        self.preprocess = self.train_batches.measured()
+        if self.start is None:
+            self.preprocess = self.train_batches.measured()
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, console: Console) -> None:
         """Print what is about to be trained on what, and draw the first batch as the model will see it."""
+        for line in self.start.lines if self.start else ():
+            say(console, line)
         val = len(self.val_batches) if self.val_batches else 0
         say(
             console,
@@ -174,11 +205,15 @@ class Job:
     def estimate(self, console: Console) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
         times = [time.monotonic()]
-        hooks = Hooks(
-            on_step=lambda *_: times.append(time.monotonic()),
-            stop_requested=lambda: len(times) > min(8, self.steps),
-        )
-        self._loop(hooks)
+        if self.recipe.start.probe:
+            self._features(self.train_batches, self.recipe.optim.batch_size)
+            times.append(time.monotonic())
+        else:
+            hooks = Hooks(
+                on_step=lambda *_: times.append(time.monotonic()),
+                stop_requested=lambda: len(times) > min(8, self.steps),
+            )
+            self._loop(hooks)
         step = float(np.median(np.diff(times)))
         say(console, self.recipe.dump())
         say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
@@ -218,6 +253,34 @@ class Job:
         self.engine.finish()
         return finished
 
+    def probe(self) -> None:
+        """Fit the head alone, to features that are computed once. For the main process, which then has the model."""
+        begun = time.monotonic()
+        state, model = self.state, self.engine.unwrap(self.model)
+        features = {"train": (self._features(self.train_batches), self.train_batches.labels)}
+        if self.val_batches is not None:
+            features["val"] = self._features(self.val_batches), self.val_batches.labels
+        self.head = fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
+        with torch.no_grad():
+            model.head.weight.copy_(self.head.weight)
+            model.head.bias.copy_(self.head.bias)
+        self.keep(model)
+        state.epoch = state.best_epoch = 1
+        state.seen = len(self.train_batches)
+        state.train_seconds = state.total_seconds = time.monotonic() - begun
+        row: dict[str, float] = {"epoch": 1}
+        for name, (x, labels) in features.items():
+            logits = x @ self.head.weight.T + self.head.bias
+            row[f"{name}_loss"] = F.cross_entropy(logits, labels).item()
+            row[f"{name}_top1"] = top_k(logits, labels, 1)
+        state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
+        write_csv(self.folder / "metrics.csv", state.history)
+
+    def _features(self, batches: Batches, count: int | None = None) -> Tensor:
+        """Of the images of a split, or of the first `count`: (N, D)."""
+        model = self.engine.unwrap(self.model)
+        return split_features(model, batches, self.preprocess, self.precision, count)
+
     def _loop(self, hooks: Hooks) -> bool:
         return train_loop(
             model=self.model,
@@ -240,6 +303,7 @@ class Job:
             content = {
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
+                "start": self.start.facts["sha256"] if self.start else "",
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                 "average": self.average.state_dict() if self.average is not None else {},
@@ -253,6 +317,8 @@ class Job:
         check_same_recipe(self.recipe, content["recipe"], self.folder)
         if content["data"] != self.summary["hash"]:
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
+        if self.start is not None and content["start"] != self.start.facts["sha256"]:
+            raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -298,8 +364,11 @@ class Job:
             "precision": self.precision,
             "train_seconds": state.total_seconds,
             "images_per_second": state.history[-1]["images_per_second"],
+            "start": self.start.facts if self.start else None,
             **figures,
         }
+        if self.recipe.start.probe:
+            results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
         write_json(self.folder / "results.json", results)
         return results
 

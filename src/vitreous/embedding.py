@@ -1,0 +1,115 @@
+"""Images as features: what the head of a model reads of them, and who is near whom."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.data.images import ImageSet
+from vitreous.data.loaders import Batches
+from vitreous.device import pick_device, pick_precision
+from vitreous.files import replace_file
+from vitreous.prediction import fitted, forward, split_features
+from vitreous.weights import Bundle
+from vitreous.weights.load import load_weights
+
+TEMPERATURE = 0.07  # a neighbour's vote counts exp(similarity / TEMPERATURE), as in Wu et al. 2018, arXiv 1805.01978
+PART = 1024  # images compared with all others at a time
+
+
+class Features(NamedTuple):
+    """The features of a split, in its order."""
+
+    features: Tensor
+    """(N, D) float32."""
+    labels: Tensor
+    """(N,) int64."""
+    class_names: tuple[str, ...]
+    images: list[str]
+    """Where each image lies: its path, or its row."""
+
+
+def load_features(source: Path | str, arch: str | None = None, revision: str | None = None) -> Bundle:
+    """A model whose features are wanted and whose head is not, of any source that `load_weights` reads."""
+    return load_weights(source, arch=arch, revision=revision, num_classes=1)[0]
+
+
+def embed_split(
+    bundle: Bundle,
+    data: ImageSet,
+    split: str = "train",
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    skip_broken: bool = False,
+) -> Features:
+    """Features of a split of the data, as training and prediction see its images."""
+    where = pick_device(device)
+    batches = Batches(
+        data.splits[split],
+        bundle.preprocess,
+        batch_size=64,
+        device=where,
+        skip_broken=skip_broken or data.skip_broken,
+    )
+    features = split_features(bundle.model.to(where), batches, bundle.preprocess, pick_precision(precision, where))
+    names = [batches.images.describe(row) for row in range(len(batches))]
+    return Features(features, batches.labels, data.class_names, names)
+
+
+def embed_image(bundle: Bundle, image: Path | str, device: str = "auto", precision: str = "auto") -> Tensor:
+    """Features (D,) of one image. Raises BrokenImage, a ValueError."""
+    where = pick_device(device)
+    pixels = torch.from_numpy(fitted(image, bundle.preprocess))[None].to(where)
+    model, precision = bundle.model.to(where), pick_precision(precision, where)
+    return next(forward(model, [pixels], bundle.preprocess, precision, features=True))[0]
+
+
+def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:
+    """Share of images that their k nearest neighbours answer rightly, by cosine similarity.
+
+    among: where neighbours are looked for; None: among the images themselves, each left out for itself.
+    """
+    others = own if among is None else among
+    k = min(k, len(others.labels) - (among is None))
+    if k < 1:
+        raise ValueError("one image has no neighbours: give more")
+    keys, hits = F.normalize(others.features, dim=1), 0
+    for start in range(0, len(own.labels), PART):
+        queries = F.normalize(own.features[start : start + PART], dim=1)
+        similarity = queries @ keys.T  # (n, N)
+        if among is None:
+            similarity[torch.arange(len(queries)), torch.arange(start, start + len(queries))] = -torch.inf
+        near, rows = similarity.topk(k, dim=1)
+        votes = torch.zeros(len(queries), len(own.class_names), dtype=torch.float64)
+        votes.scatter_add_(1, others.labels[rows], ((near - 1) / TEMPERATURE).double().exp())
+        hits += (votes.argmax(dim=1) == own.labels[start : start + PART]).sum().item()
+    return hits / len(own.labels)
+
+
+def find_nearest(query: Tensor, among: Features, k: int = 5) -> list[tuple[int, float]]:
+    """Rows of the images whose features are most like `query` (D,), with their cosine similarities, nearest first."""
+    similarity = F.cosine_similarity(query[None], among.features)
+    values, rows = similarity.topk(min(k, len(similarity)))
+    return list(zip(rows.tolist(), values.tolist(), strict=True))
+
+
+def write_parquet(features: Features, path: Path) -> None:
+    """One row an image: row, image (where it lies), label, class, feature (a list of D float32)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    N, D = features.features.shape
+    flat = pa.array(features.features.reshape(-1).numpy())
+    table = pa.table(
+        {
+            "row": pa.array(range(N), pa.int64()),
+            "image": pa.array(features.images, pa.string()),
+            "label": pa.array(features.labels.numpy()),
+            "class": pa.array([features.class_names[label] for label in features.labels.tolist()], pa.string()),
+            "feature": pa.FixedSizeListArray.from_arrays(flat, D),
+        }
+    )
+    replace_file(path, lambda part: pq.write_table(table, part))

@@ -1,0 +1,83 @@
+"""A linear probe: a head fitted to features that are computed once."""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 3))  # C of scikit-learn, the inverse of the L2 penalty
+FOLDS = 5
+ENOUGH = 1000  # validation images from which on they choose C, in place of folds of the training images
+NEVER = -100.0  # the logit of a class without training images
+
+
+class Head(NamedTuple):
+    """A linear head: logits = features @ weight.T + bias."""
+
+    weight: Tensor
+    """(K, D) float32."""
+    bias: Tensor
+    """(K,) float32."""
+    C: float
+    chosen_by: str
+    """How C was chosen, for the user to read."""
+
+
+def fit_head(
+    features: Tensor, labels: Tensor, num_classes: int, val: tuple[Tensor, Tensor] | None = None, seed: int = 0
+) -> Head:
+    """Multinomial logistic regression of labels (N,) on standardised features (N, D), folded into one linear map.
+
+    Its penalty is the one of the smallest loss on the validation images, or, where these are few, on stratified folds
+    of the training images, which `seed` draws; then all training images are used. Raises ValueError for one class.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    X, y = features.double().numpy(), labels.numpy()
+    counts = np.unique(y, return_counts=True)[1]
+    if len(counts) < 2:
+        raise ValueError(f"all {len(y)} training images are of one class: a head needs at least two")
+    folds = min(FOLDS, int(counts.min()))
+    if val is not None and len(val[1]) >= ENOUGH:
+        chosen_by = f"{len(val[1]):,} validation images"
+        parts = [(X, y, *val)]
+    elif folds > 1:
+        chosen_by = f"{folds}-fold cross-validation"
+        splits = StratifiedKFold(folds, shuffle=True, random_state=seed % 2**32).split(X, y)
+        parts = [(X[fit], y[fit], features[held], labels[held]) for fit, held in splits]
+    else:
+        chosen_by, parts = "nothing, a class having a single image", []
+
+    losses = {C: sum(_loss(_logistic(x, t, num_classes, C), *held) for x, t, *held in parts) for C in STRENGTHS}
+    C = min(losses, key=losses.get) if parts else 1.0
+    weight, bias = _logistic(X, y, num_classes, C)
+    return Head(torch.from_numpy(weight).float(), torch.from_numpy(bias).float(), C, chosen_by)
+
+
+def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple[np.ndarray, np.ndarray]:
+    """Weight (K, D) and bias (K,) for the features as they are: the standardisation is folded in."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    mean, std = X.mean(axis=0), X.std(axis=0)
+    std[std == 0] = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a head short of its optimum is judged as it is
+        regression = LogisticRegression(C=C, max_iter=1000).fit((X - mean) / std, y)
+    coefficients, intercepts = regression.coef_, regression.intercept_
+    if len(regression.classes_) == 2:  # one row for both
+        coefficients = np.concatenate([-coefficients, coefficients]) / 2
+        intercepts = np.concatenate([-intercepts, intercepts]) / 2
+    weight, bias = np.zeros((num_classes, X.shape[1])), np.full(num_classes, NEVER)
+    weight[regression.classes_] = coefficients / std
+    bias[regression.classes_] = intercepts - weight[regression.classes_] @ mean
+    return weight, bias
+
+
+def _loss(head: tuple[np.ndarray, np.ndarray], features: Tensor, labels: Tensor) -> float:
+    """Mean cross-entropy."""
+    weight, bias = map(torch.from_numpy, head)
+    return F.cross_entropy(features.double() @ weight.T + bias, labels).item()

@@ -1,0 +1,98 @@
+"""A recipe and a model that start from trained weights."""
+
+import hashlib
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+
+from vitreous.augment import Augment
+from vitreous.model import ViT, ViTConfig
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import OptimOptions, Recipe, one_line
+from vitreous.weights.load import find_weights, load_weights
+
+FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
+
+
+class Start(NamedTuple):
+    """What a run starts from."""
+
+    recipe: Recipe
+    """With the weights' architecture, and how they want images fitted."""
+    model: ViT
+    preprocess: Preprocess
+    facts: dict[str, Any]
+    """For `results.json`."""
+    lines: list[str]
+    """For the user to read: what became of the weights."""
+
+
+def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
+    """Load `recipe.start.weights`. The head is kept where its classes are these, and is a new one elsewhere.
+
+    The recipe may ask for another image size, to which positions are resampled, and for another head, dropout and
+    stochastic depth. Raises ValueError for what else it asks of the model, and for weights that do not load.
+    """
+    options, given = recipe.start, recipe.model.model_dump(include=recipe.model.model_fields_set)
+    recipe.check_classes(len(class_names))
+    bundle, report = load_weights(
+        options.weights,
+        arch=options.arch,
+        image_size=given.get("image_size"),
+        num_classes=len(class_names),
+        revision=options.revision,
+    )
+    theirs = bundle.model.config
+    for key, value in given.items():
+        if key not in FREE and value != getattr(theirs, key):
+            raise ValueError(
+                f"model.{key} is {value}, but that of {options.weights} is {getattr(theirs, key)}: leave it out"
+            )
+    changes = {key: given[key] for key in FREE if key in given}
+    lines = report.lines()
+    own_head = bundle.class_names == class_names and not report.new_head and not options.probe
+    if not own_head or changes.get("head_hidden", theirs.head_hidden) != theirs.head_hidden:
+        changes = {"head_hidden": 0} | changes
+        if not report.new_head:
+            lines.append(f"new head in place of that for {', '.join(bundle.class_names[:4])} ...")
+        own_head = False
+    try:
+        config = ViTConfig.model_validate(theirs.model_dump() | changes)
+    except ValidationError as error:
+        raise ValueError(one_line(error, "model.")) from error
+    torch.manual_seed(recipe.seed)  # of a head with a hidden layer
+    model = ViT(config)
+    state = bundle.model.state_dict()
+    kept = {name: value for name, value in state.items() if own_head or not name.startswith("head.")}
+    model.load_state_dict(model.state_dict() | kept)
+
+    fit = recipe.data.fit if "fit" in recipe.data.model_fields_set else bundle.preprocess.fit
+    if fit != bundle.preprocess.fit:
+        lines.append(f"images are fitted by {fit}, as data.fit says")
+    with find_weights(options.weights, options.revision).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
+    facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
+    fitted = recipe.model_copy(update={"model": config, "data": recipe.data.model_copy(update={"fit": fit})})
+    return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
+
+
+def check_start(recipe: Recipe, has_weights: bool) -> None:
+    """Raises ValueError for settings that need trained weights where there are none, or that a probe would ignore."""
+    if not has_weights:
+        needs = {
+            "start.probe": recipe.start.probe,
+            "optim.freeze": recipe.optim.freeze > 0,
+            "optim.layer_decay": recipe.optim.layer_decay < 1,
+        }
+        for key in (key for key, needed in needs.items() if needed):
+            raise ValueError(f"{key} is for trained weights: give some with --from, or as start.weights")
+    if recipe.start.probe:
+        values = {"epochs": (recipe.epochs, 1), "time_limit": (recipe.time_limit, None)}
+        values["patience"] = (recipe.patience, None)
+        for section, own, plain in (("augment", recipe.augment, Augment()), ("optim", recipe.optim, OptimOptions())):
+            values |= {f"{section}.{key}": (value, getattr(plain, key)) for key, value in own if key != "batch_size"}
+        for key, (value, plain) in values.items():
+            if value != plain:
+                raise ValueError(f"{key} is {value}, but a probe sees each image once and as it is: leave it out")

@@ -1,0 +1,72 @@
+"""Features are what the head reads; neighbours are the nearest by cosine, and no image is its own."""
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny import CLASSES, stripes, tiny_bundle, tiny_set, write_images
+
+from vitreous.data.sources import load
+from vitreous.embedding import (
+    Features,
+    embed_image,
+    embed_split,
+    find_nearest,
+    knn_accuracy,
+    load_features,
+    write_parquet,
+)
+
+
+def features(rows, labels, classes=3):
+    return Features(torch.tensor(rows), torch.tensor(labels), CLASSES[:classes], [str(i) for i in range(len(rows))])
+
+
+def test_features_are_what_the_head_reads():
+    bundle, pixels = tiny_bundle(), stripes(12, seed=1)[0]
+    own = embed_split(bundle, tiny_set(), "test", device="cpu", precision="float32")
+    with torch.inference_mode():
+        logits = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels)))
+        torch.testing.assert_close(bundle.model.head(own.features), logits, rtol=0, atol=1e-5)
+    assert own.features.shape == (12, 16) and own.labels.tolist() == [i % 3 for i in range(12)]
+
+
+def test_no_image_is_its_own_neighbour():
+    pair = features([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], [0, 1, 0, 1])
+    assert knn_accuracy(pair, k=1) == 0.0  # each is nearest to one of the other class
+    assert knn_accuracy(pair, pair, k=1) == 1.0  # among others, where it is found itself
+    with pytest.raises(ValueError, match="one image has no neighbours"):
+        knn_accuracy(features([[1.0]], [0]))
+
+
+def test_neighbours_are_nearest_by_angle_and_vote_by_nearness():
+    among = features([[9.0, 0.0], [0.0, 0.1], [0.7, 0.7], [0.6, 0.7]], [0, 1, 2, 2])
+    assert [row for row, _ in find_nearest(torch.tensor([0.0, 5.0]), among, 3)] == [1, 3, 2]
+    assert find_nearest(torch.tensor([0.0, 5.0]), among, 1)[0][1] == pytest.approx(1.0)
+    query = features([[0.0, 5.0], [5.0, 0.0]], [1, 2])
+    assert knn_accuracy(query, among, k=3) == 0.5  # one very near outvotes two far ones: classes 1 and 0
+    assert knn_accuracy(query, among, k=99) == 0.5
+
+
+def test_the_parts_of_a_large_set_are_compared_with_all(monkeypatch):
+    torch.manual_seed(0)
+    labels = torch.arange(50) % 3
+    own = Features(torch.randn(50, 4) + 3 * torch.eye(4)[labels], labels, CLASSES, [""] * 50)
+    whole = knn_accuracy(own)
+    monkeypatch.setattr("vitreous.embedding.PART", 7)
+    assert 0.6 < whole < 1 and knn_accuracy(own) == whole
+
+
+def test_a_file_has_a_row_an_image(tmp_path):
+    data = load(write_images(tmp_path / "photos", 4))
+    bundle = tiny_bundle()
+    bundle.save(tmp_path / "bundle")
+    own = embed_split(load_features(tmp_path / "bundle"), data, device="cpu", precision="float32")
+    write_parquet(own, tmp_path / "f.parquet")
+    table = pq.read_table(tmp_path / "f.parquet").to_pydict()
+    assert list(table) == ["row", "image", "label", "class", "feature"] and table["row"] == list(range(12))
+    assert table["image"][5] == str(tmp_path / "photos" / "bee" / "001.png") and table["class"][5] == "bee"
+    assert table["label"] == own.labels.tolist()
+    assert torch.equal(torch.tensor(table["feature"]), own.features)
+    alone = embed_image(bundle, table["image"][5], "cpu", "float32")
+    torch.testing.assert_close(alone, own.features[5], rtol=0, atol=1e-5)
+    assert find_nearest(alone, own, 1)[0][0] == 5

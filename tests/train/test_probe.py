@@ -1,0 +1,62 @@
+"""The head of a probe is scikit-learn's logistic regression, for features as they are."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from vitreous.train.probe import ENOUGH, NEVER, fit_head
+
+
+def blobs(count, classes, seed=0, noise=1.0):
+    """Features of very different scales, their classes apart along the first: (count, 5), and labels."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    x = generator.normal(size=(count, 5)) * noise
+    x[:, 0] += 3 * labels
+    x = x * [1, 100, 0.01, 1, 0] + [0, 50, 0, -7, 3]  # the last one is constant
+    return torch.from_numpy(x).float(), torch.from_numpy(labels)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_head_answers_as_scikit_learn_on_standardised_features(classes):
+    X, y = blobs(60, classes)
+    head = fit_head(X, y, classes)
+    theirs = make_pipeline(StandardScaler(), LogisticRegression(C=head.C, max_iter=1000)).fit(X.double(), y)
+    ours = (X @ head.weight.T + head.bias).softmax(dim=1).numpy()
+    np.testing.assert_allclose(ours, theirs.predict_proba(X.double()), atol=1e-4)
+
+
+def test_the_penalty_is_chosen_within_the_training_images():
+    X, y = blobs(60, 3, noise=0.3)
+    clean = fit_head(X, y, 3)
+    shuffled = y[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
+    lost = fit_head(X, shuffled, 3)  # labels that say nothing: nothing is learnt
+    assert clean.C > 0.1 and lost.C == pytest.approx(1e-4)
+    assert clean.chosen_by == "5-fold cross-validation" and fit_head(X, y, 3, blobs(9, 3)).C == clean.C
+
+
+def test_many_validation_images_choose_instead():
+    X, y = blobs(60, 3, noise=0.3)
+    val_X, val_y = blobs(ENOUGH, 3, noise=0.3)
+    head = fit_head(X, y, 3, (val_X, (val_y + 1) % 3))  # all wrong: the weakest head does the least harm
+    assert head.C == pytest.approx(1e-4) and head.chosen_by == "1,000 validation images"
+
+
+def test_a_class_without_images_is_never_answered():
+    X, y = blobs(60, 3)
+    head = fit_head(X, torch.where(y == 1, 3, y), 5)
+    assert set((X @ head.weight.T + head.bias).argmax(1).tolist()) == {0, 2, 3}
+    assert head.bias[[1, 4]].tolist() == [NEVER, NEVER] and not head.weight[[1, 4]].any()
+
+
+def test_folds_are_as_many_as_a_class_allows():
+    X, y = blobs(60, 2)
+    rows = torch.tensor([*range(0, 60, 2), 1, 3, 5])
+    assert fit_head(X[rows], y[rows], 2).chosen_by == "3-fold cross-validation"
+    head = fit_head(X[rows[:-2]], y[rows[:-2]], 2)
+    assert head.C == 1.0 and head.chosen_by == "nothing, a class having a single image"
+    with pytest.raises(ValueError, match="all 30 training images are of one class"):
+        fit_head(X[::2], y[::2], 2)

@@ -1,0 +1,247 @@
+"""Training from weights: whose they are, what of them is kept, and how their images are prepared."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of
+
+from vitreous.data.images import ImageSet
+from vitreous.model.positions import resample_positions
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import make_recipe, read_recipe
+from vitreous.train import run as run_module
+from vitreous.train.choose import choose_recipe, start_settings
+from vitreous.train.run import fit
+from vitreous.weights import Bundle
+
+OTHERS = ("x", "y", "z", "w")
+STILL = {"learning_rate": 1e-60, "batch_size": 8}  # no weight moves
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A bundle of four other classes, two blocks, and preprocessing that no measuring of the stripes would give."""
+    bundle = tiny_bundle(seed=3, classes=OTHERS, depth=2, drop_path=0.1)
+    bundle = Bundle(bundle.model, bundle.preprocess.model_copy(update={"fit": "squash"}), OTHERS)
+    bundle.save(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def started(tmp_path, source):
+    """`fit` from the source into tmp_path/<name>, with what it prints in `said`."""
+
+    def run(name="run", data=None, on_step=None, resume=False, weights=source, probe=False, **changes):
+        fields = {"epochs": 1, "precision": "float32", "data": {"val_fraction": 0.25}, "optim": {"batch_size": 8}}
+        start = {"weights": str(weights), "probe": probe}
+        recipe = make_recipe(fields | {"start": start} | changes, "test")
+        run.said = io.StringIO()
+        console = Console(file=run.said, width=200)
+        data = tiny_set() if data is None else data
+        return fit(recipe, data, out=tmp_path / name, on_step=on_step, resume=resume, console=console)
+
+    return run
+
+
+def changed(run, source):
+    """Names of the weights that are not the source's."""
+    before, after = load_file(source / "model.safetensors"), weights_of(run.folder)
+    assert before.keys() == after.keys()
+    return sorted(name for name in before if not equal(before[name], after[name]))
+
+
+def test_training_starts_at_the_weights_with_a_new_head(started, source):
+    run = started(optim=STILL)
+    assert changed(run, source) == ["head.bias", "head.weight"]
+    assert weights_of(run.folder)["head.weight"].shape == (3, 16)
+    assert run.results["val"]["loss"] == pytest.approx(torch.tensor(3.0).log().item(), abs=1e-5)  # it answers 0
+    assert "new head, which answers 0" in started.said.getvalue()
+    assert run.bundle.model.config.depth == 2 and run.bundle.class_names == CLASSES
+
+
+def test_all_weights_are_trained(started, source):
+    assert changed(started(), source) == sorted(load_file(source / "model.safetensors"))
+
+
+def test_a_head_of_the_same_classes_is_kept_and_one_of_others_is_not(started, tmp_path):
+    for names in (CLASSES, ("x", "y", "z")):
+        bundle = tiny_bundle(seed=1, classes=names, head_hidden=4)
+        bundle.save(tmp_path / names[0])
+        run = started(f"run-{names[0]}", weights=tmp_path / names[0], optim=STILL)
+        kept = names == CLASSES
+        assert run.results["start"]["new_head"] is not kept and run.bundle.model.config.head_hidden == 4 * kept
+        if kept:
+            assert changed(run, tmp_path / names[0]) == []
+        else:
+            assert "new head in place of that for x, y, z" in started.said.getvalue()
+            assert not weights_of(run.folder)["head.weight"].any()
+
+
+def test_the_preprocessing_of_the_weights_is_used_and_kept(started, source):
+    theirs = Bundle.load(source).preprocess
+    run = started()
+    assert run.bundle.preprocess == theirs and run.bundle.preprocess.fit == "squash"
+    assert "fit: squash" in (run.folder / "recipe.yaml").read_text()
+
+
+def test_gray_images_reach_a_model_of_colour(started, tmp_path):
+    tiny_bundle(channels=3).save(tmp_path / "rgb")
+    run = started(weights=tmp_path / "rgb")
+    assert run.bundle.preprocess.channels == 3 and run.results["test"]["count"] == 12
+
+
+def test_a_larger_image_size_resamples_the_positions(started, source):
+    run = started(optim=STILL, model={"image_size": 16})
+    old, new = load_file(source / "model.safetensors")["positions"], weights_of(run.folder)["positions"]
+    assert run.bundle.preprocess.image_size == (16, 16) and new.shape == (1, 17, 16)
+    assert torch.equal(new[:, :1], old[:, :1])
+    torch.testing.assert_close(new[:, 1:], resample_positions(old[:, 1:], (4, 4), (2, 2)), rtol=0, atol=1e-6)
+    assert "positions resampled from a grid of 2 x 2 to 4 x 4" in started.said.getvalue()
+
+
+def test_an_image_size_is_checked_with_the_patches_of_the_weights(started, tmp_path):
+    bundle = tiny_bundle(image_size=9, patch_size=3)
+    Bundle(bundle.model, Preprocess(image_size=9, mean=(0.4,), std=(0.2,)), CLASSES).save(tmp_path / "nine")
+    assert started(weights=tmp_path / "nine", model={"image_size": 15}).bundle.model.config.grid == (5, 5)
+    with pytest.raises(ValueError, match="image size 16 is not divisible by patch size 3: use 15 or 18"):
+        started("b", weights=tmp_path / "nine", model={"image_size": 16})
+
+
+def test_dropout_may_change_and_the_architecture_may_not(started):
+    assert started(model={"drop_path": 0.3, "depth": 2}).bundle.model.config.drop_path == 0.3
+    assert started("b").bundle.model.config.drop_path == 0.1
+    with pytest.raises(ValueError, match=r"model.depth is 3, but that of .*source is 2: leave it out"):
+        started("c", model={"depth": 3})
+    with pytest.raises(ValueError, match=r"model.num_classes is 4 but the data has 3 classes"):
+        started("d", model={"num_classes": 4})
+
+
+def test_a_run_says_what_it_started_from(started, source):
+    run = started()
+    digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    expected = {"weights": str(source), "arch": None, "revision": None, "names": "Vitreous", "sha256": digest}
+    assert json.loads((run.folder / "results.json").read_text())["start"] == expected | {"new_head": True}
+    assert read_recipe(str(run.folder / "recipe.yaml")).start.weights == str(source)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(started, source, tmp_path):
+    def stop(state, _):
+        if (state.epoch, state.step) == (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options = {"epochs": 2, "optim": {"batch_size": 8, "layer_decay": 0.5, "freeze": 1}, "model": {"image_size": 16}}
+    whole = started("whole", **options)
+    assert started("cut", on_step=stop, **options).results is None
+    recipe = read_recipe(str(tmp_path / "cut" / "recipe.yaml"))  # as --resume reads it
+    fit(recipe, tiny_set(), out=tmp_path / "cut", resume=True, console=Console(file=io.StringIO()))
+    assert equal(weights_of(tmp_path / "cut"), weights_of(whole.folder))
+
+
+def test_a_run_does_not_go_on_from_other_weights(started, source):
+    started("cut", on_step=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    weights = load_file(source / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, source / "model.safetensors")
+    with pytest.raises(ValueError, match=r"source is not what .*cut started from: put that back"):
+        started("cut", resume=True, data=tiny_set())
+
+
+def test_frozen_blocks_and_the_embedding_stay_and_the_rest_learns(started, source):
+    run = started(optim={"batch_size": 8, "freeze": 1, "weight_decay": 0.5}, epochs=2)
+    names = load_file(source / "model.safetensors")
+    frozen = {n for n in names if n.startswith(("patches.", "blocks.0.")) or n in ("class_token", "positions")}
+    assert len(frozen) == 16 and changed(run, source) == sorted(names.keys() - frozen)
+    with pytest.raises(ValueError, match="cannot freeze 3 blocks of a model of 2: use 2"):
+        started("b", optim={"freeze": 3})
+
+
+# --- a probe ---
+
+
+def test_a_probe_learns_a_head_and_leaves_the_rest(started, source):
+    run = started(probe=True)
+    assert changed(run, source) == ["head.bias", "head.weight"]
+    assert run.results["test"]["top1"] > 0.6  # by features without training, of three classes
+    assert run.results["probe"]["C"] > 0 and run.results["probe"]["chosen_by"] == "5-fold cross-validation"
+    row = (run.folder / "metrics.csv").read_text().splitlines()
+    assert row[0].startswith("epoch,train_loss,train_top1,val_loss,val_top1") and len(row) == 2
+    assert float(row[1].split(",")[3]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)
+
+
+def test_a_probe_replaces_a_head_of_its_own_classes(started, tmp_path):
+    tiny_bundle(head_hidden=4).save(tmp_path / "own")
+    run = started(probe=True, weights=tmp_path / "own")
+    assert run.bundle.model.config.head_hidden == 0 and run.results["test"]["top1"] > 0.6
+
+
+def test_a_dry_probe_trains_nothing(source, tmp_path):
+    said = io.StringIO()
+    recipe = read_recipe("probe", start_settings(str(source), None, None))
+    assert fit(recipe, tiny_set(), out=tmp_path / "dry", dry_run=True, console=Console(file=said)).results is None
+    assert "s for 1 epochs of 1 steps" in said.getvalue() and not (tmp_path / "dry" / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 3}, "epochs is 3, but a probe"),
+        ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
+        ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),
+    ],
+)
+def test_a_probe_refuses_what_it_would_ignore(started, changes, message):
+    with pytest.raises(ValueError, match=message):
+        started(probe=True, **changes)
+
+
+@pytest.mark.parametrize("key", ["start.probe", "optim.freeze", "optim.layer_decay"])
+def test_what_needs_trained_weights_is_refused_without(key):
+    section, name = key.split(".")
+    recipe = tiny_recipe(**{section: {name: {"probe": True, "freeze": 1, "layer_decay": 0.5}[name]}})
+    with pytest.raises(ValueError, match=f"{key} is for trained weights: give some with --from"):
+        fit(recipe, tiny_set(), console=Console(file=io.StringIO()))
+
+
+# --- the choice ---
+
+
+def test_weights_choose_fine_tuning_and_it_is_said(source):
+    recipe, data, reason = choose_recipe("digits", None, start_settings(str(source), None, None))
+    assert reason.startswith("recipe finetune, as there are weights to start from: epochs=7; --recipe probe")
+    assert recipe.optim == read_recipe("finetune").optim and recipe.epochs == 7 and len(data.train) == 1437
+    assert recipe.optim.layer_decay < 1 and recipe.start.weights == str(source)
+
+
+def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert start_settings("source", None, None) == [f'start.weights="{source}"']
+    settings = start_settings("hf:owner/name", "deit", "0123")
+    recipe, _, _ = choose_recipe("digits", "probe", settings)
+    assert recipe.start.model_dump() == {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True}
+    with pytest.raises(ValueError, match="--arch deit says something of the weights of --from"):
+        start_settings(None, "deit", None)
+
+
+def test_bare_weights_need_their_architecture(started, source, tmp_path):
+    save_file(load_file(source / "model.safetensors"), tmp_path / "bare.safetensors")
+    with pytest.raises(ValueError, match=r"bare.safetensors does not say its number of heads"):
+        started(weights=tmp_path / "bare.safetensors")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_head_in_another_order_of_classes_is_a_new_one(started, tmp_path):
+    tiny_bundle(classes=CLASSES[::-1]).save(tmp_path / "turned")
+    pixels, labels = stripes(24)
+    data = ImageSet.from_arrays(pixels, labels, class_names=CLASSES)
+    assert started(weights=tmp_path / "turned", data=data).results["start"]["new_head"] is True
