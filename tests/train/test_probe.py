@@ -34,7 +34,7 @@ def test_the_penalty_is_chosen_within_the_training_images():
     clean = fit_head(X, y, 3)
     shuffled = y[torch.randperm(60, generator=torch.Generator().manual_seed(0))]
     lost = fit_head(X, shuffled, 3)  # labels that say nothing: nothing is learnt
-    assert clean.C > 0.1 and lost.C == pytest.approx(1e-4)
+    assert clean.C > 0.1 and round(lost.C, 9) == 1e-4
     assert clean.chosen_by == "5-fold cross-validation" and fit_head(X, y, 3, blobs(9, 3)).C == clean.C
 
 
@@ -42,7 +42,7 @@ def test_many_validation_images_choose_instead():
     X, y = blobs(60, 3, noise=0.3)
     val_X, val_y = blobs(ENOUGH, 3, noise=0.3)
     head = fit_head(X, y, 3, (val_X, (val_y + 1) % 3))  # all wrong: the weakest head does the least harm
-    assert head.C == pytest.approx(1e-4) and head.chosen_by == "1,000 validation images"
+    assert round(head.C, 9) == 1e-4 and head.chosen_by == "1,000 validation images"
 
 
 def test_a_class_without_images_is_never_answered():
