@@ -84,6 +84,7 @@ def test_train_evaluate_predict(vitreous, work, tmp_path):
     code, out, err = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "new", "--device", "cpu")
     assert (code, err) == (0, "")
     assert "27 training images, 9 for validation, 3 classes" in out and f"run folder: {tmp_path / 'new'}" in out
+    assert f"report: {tmp_path / 'new' / 'report.html'}" in out
     results = json.loads((tmp_path / "new" / "results.json").read_text())
     shown = f"{results['test']['top1']:.2%}"
     assert shown in out
@@ -91,7 +92,7 @@ def test_train_evaluate_predict(vitreous, work, tmp_path):
     assert equal(weights_of(tmp_path / "new"), weights_of(work / "run"))
 
     code, out, err = vitreous("evaluate", tmp_path / "new", "--device", "cpu")
-    assert (code, err) == (0, "") and shown in out
+    assert (code, err) == (0, "") and shown in out and "95% interval" in out and "calibration error" in out
 
     code, out, err = vitreous(
         "predict", tmp_path / "new", "photos/test/ant", "photos/test/bee/00?.png", "--device", "cpu"
@@ -170,6 +171,8 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         code, out, _ = vitreous("evaluate", "run", "--split", split, "--out", tmp_path / split)
         figures = json.loads((tmp_path / split / "results.json").read_text())
         assert code == 0 and list(figures) == [split] and f"{figures[split]['top1']:.2%}" in out
+        report = (tmp_path / split / "report.html").read_text()
+        assert f"{figures[split]['top1']:.2%}" in report and "vitreous evaluate run --split" in report
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos", "--split", "train", "--out", tmp_path / "all")
     assert json.loads((tmp_path / "all" / "results.json").read_text())["train"]["count"] == 36
@@ -342,7 +345,7 @@ def test_a_command_that_is_typed_wrong_is_told_in_one_line(vitreous, command, me
     assert (code, out) == (2, "") and err.startswith(f"vitreous: {message}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["", "train", "evaluate", "predict", "summary"])
+@pytest.mark.parametrize("command", ["", "train", "evaluate", "predict", "compare", "summary"])
 def test_a_command_without_arguments_shows_its_help(vitreous, command):
     _, out, err = vitreous(*command.split())
     assert "Usage" in out + err and "Traceback" not in err
@@ -356,7 +359,7 @@ def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monk
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "evaluate", interrupted)
+    monkeypatch.setattr(evaluation, "judge_run", interrupted)
     line = "vitreous: stopped at once; training goes on from its last checkpoint with --resume\n"
     assert vitreous("evaluate", "run") == (130, "", line)
 
@@ -385,16 +388,16 @@ def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, l
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(evaluation, "evaluate", fail)
+    monkeypatch.setattr(evaluation, "judge_run", fail)
     code, out, err = vitreous("evaluate", "run")
     assert (code, out) == (2, "") and err.startswith(f"vitreous: {line}") and err.count("\n") == 1
 
 
 def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: {}["loss"])
+    monkeypatch.setattr(evaluation, "judge_run", lambda *_, **__: {}["loss"])
     with pytest.raises(KeyError):
         vitreous("evaluate", "run")
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: torch.ones(2) @ torch.ones(3))
+    monkeypatch.setattr(evaluation, "judge_run", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError):
         vitreous("evaluate", "run")
 

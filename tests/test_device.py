@@ -1,9 +1,10 @@
 """Where to compute and how precisely: one choice, and refusals that name what is there."""
 
+import psutil
 import pytest
 import torch
 
-from vitreous.device import autocast, has_fast_bf16, pick_device, pick_precision
+from vitreous.device import autocast, has_fast_bf16, peak_memory, pick_device, pick_precision
 
 CPU = torch.device("cpu")
 here = pick_device().type
@@ -59,6 +60,11 @@ def test_autocast_computes_products_in_the_precision(precision, dtype):
     with autocast(CPU, precision):
         assert linear(torch.ones(1, 4)).dtype == dtype
     assert linear.weight.dtype == torch.float32
+
+
+def test_the_peak_of_memory_is_in_bytes():
+    now = psutil.Process().memory_info().rss
+    assert 0.9 * now < peak_memory(CPU) < psutil.virtual_memory().total
 
 
 @pytest.mark.gpu

@@ -63,9 +63,10 @@ def test_test_is_the_split_unless_another_is_named(bundle):
 
 def test_logits_and_labels_come_with_the_figures(bundle):
     split = tiny_set().test
-    figures, logits, labels = judge(bundle, split, device=torch.device("cpu"), precision="float32")
-    assert logits.shape == (12, 3) and labels.tolist() == split.labels.tolist()
-    assert classification_metrics(logits, labels) == figures
+    found = judge(bundle, split, device=torch.device("cpu"), precision="float32")
+    assert found.logits.shape == (12, 3) and found.labels.tolist() == split.labels.tolist()
+    assert classification_metrics(found.logits, found.labels) == found.figures
+    np.testing.assert_array_equal(found.images.read(range(12), bundle.preprocess), split.images.array)
 
 
 @pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0)])

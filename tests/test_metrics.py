@@ -1,11 +1,24 @@
 """Figures of a classifier, against values worked out by hand and against scikit-learn."""
 
+import math
+
 import numpy as np
 import pytest
 import sklearn.metrics
 import torch
 
-from vitreous.metrics import classification_metrics, confusion, top_k
+from vitreous.metrics import (
+    NAMES,
+    calibration_error,
+    classification_metrics,
+    confusion,
+    figure_text,
+    fit_temperature,
+    reliability,
+    top1_interval,
+    top_k,
+    wilson,
+)
 
 ANSWERS = [0, 0, 1, 1, 2, 2, 0]
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2, 2])
@@ -76,3 +89,125 @@ def test_top_k_counts_labels_among_the_k_largest():
 def test_confusion_has_true_classes_as_rows():
     counts = confusion(logits_of([1, 1, 0], 4), torch.tensor([0, 0, 3]))
     assert counts.tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+
+
+# --- intervals ---
+
+
+@pytest.mark.parametrize(
+    ("hits", "count", "low", "high"),
+    [  # Newcombe 1998, table I, method 3, and the two ends
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (5, 10, 0.2366, 0.7634),
+        (10, 10, 0.7225, 1.0),
+    ],
+)
+def test_wilson_intervals_are_the_published_ones(hits, count, low, high):
+    assert wilson(hits, count) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson(count - hits, count)
+    assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
+
+
+@pytest.mark.parametrize(("hits", "count"), [(0, 0), (-1, 5), (6, 5)])
+def test_an_interval_of_impossible_counts_is_refused(hits, count):
+    with pytest.raises(ValueError, match=f"^{hits} hits of {count}: "):
+        wilson(hits, count)
+
+
+def test_the_interval_of_a_split_is_that_of_its_hits():
+    figures = classification_metrics(logits_of(ANSWERS), LABELS)
+    assert top1_interval(figures) == wilson(4, 7)
+
+
+def test_figures_have_names_and_are_read_as_people_read_them():
+    assert set(NAMES) < set(classification_metrics(logits_of(ANSWERS), LABELS))
+    assert [figure_text(name, 0.98765) for name in ("top1", "loss", "temperature")] == ["98.77%", "0.9877", "0.988"]
+    assert figure_text("count", 12345) == "12,345" and figure_text("top5", None) == ""
+
+
+# --- calibration ---
+
+
+def sure(shares):
+    """Logits (N, 2) whose first class has these probabilities."""
+    shares = torch.tensor(shares, dtype=torch.float64)
+    return torch.stack([shares.log(), (1 - shares).log()], dim=1)
+
+
+def test_calibration_error_is_the_one_worked_out_by_hand():
+    # in bins of a fifteenth: (0.6, 0.667], two answers, 0.62 sure on average, one right; and (0.867, 0.933], three, all
+    # right, 0.9 sure: (2 * |0.62 - 0.5| + 3 * |0.9 - 1|) / 5
+    logits, labels = sure([0.61, 0.63, 0.9, 0.89, 0.91]), torch.tensor([0, 1, 0, 0, 0])
+    bins = reliability(logits, labels)
+    assert bins.count.tolist() == [0] * 9 + [2] + [0] * 3 + [3, 0]
+    assert bins.confidence[[9, 13]] == pytest.approx([0.62, 0.9]) and bins.accuracy[[9, 13]] == pytest.approx([0.5, 1])
+    assert calibration_error(bins) == pytest.approx((2 * 0.12 + 3 * 0.1) / 5)
+    assert classification_metrics(logits.float(), labels)["ece"] == pytest.approx(0.108, abs=1e-6)
+
+
+def test_a_bin_holds_its_upper_end():
+    bins = reliability(sure([0.6, 0.8, 1 - 1e-12]), torch.tensor([0, 0, 0]), bins=5)
+    assert bins.count.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_model_that_is_right_as_often_as_it_says_has_no_error():
+    logits, labels = sure([0.75] * 8), torch.tensor([0] * 6 + [1] * 2)
+    assert calibration_error(reliability(logits, labels)) == pytest.approx(0, abs=1e-12)
+    assert calibration_error(reliability(logits, 1 - labels)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("right", "count", "margin"), [(60, 80, 5.0), (90, 100, 1.0), (55, 100, 2.0)])
+def test_the_temperature_makes_the_model_as_sure_as_it_is_right(right, count, margin):
+    """Where all answers have one margin, the least loss is where their probability is their share of hits."""
+    logits = torch.tensor([[margin, 0.0]]).repeat(count, 1)
+    labels = torch.tensor([0] * right + [1] * (count - right))
+    share = right / count
+    temperature = fit_temperature(logits, labels)
+    assert temperature == pytest.approx(margin / math.log(share / (1 - share)), rel=1e-5)
+    assert (logits / temperature).softmax(1)[0, 0].item() == pytest.approx(share, rel=1e-5)
+    figures = classification_metrics(logits, labels, temperature)
+    assert figures["ece"] == pytest.approx(0, abs=1e-5) and figures["temperature"] == temperature
+    assert figures["ece_unscaled"] == pytest.approx(abs(1 / (1 + math.exp(-margin)) - share), abs=1e-6)
+
+
+def test_the_temperature_is_where_the_loss_is_least():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(500, 7, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    temperature = fit_temperature(3 * logits, labels)
+    assert temperature == pytest.approx(3, rel=0.15)
+
+    def loss(t):
+        return torch.nn.functional.cross_entropy(3 * logits.double() / t, labels).item()
+
+    assert loss(temperature) < min(loss(0.99 * temperature), loss(1.01 * temperature), loss(1), loss(3))
+
+
+def test_the_temperature_changes_no_answer():
+    logits, labels = torch.randn(200, 5, generator=torch.Generator().manual_seed(1)), torch.arange(200) % 5
+    plain, scaled = classification_metrics(logits, labels), classification_metrics(logits, labels, 2.5)
+    assert plain["ece"] == plain["ece_unscaled"] == scaled["ece_unscaled"] != scaled["ece"]
+    changed = {name for name in plain if plain[name] != scaled[name]}
+    assert changed == {"ece", "temperature"}
+
+
+def test_without_a_mistake_there_is_nothing_to_fit():
+    assert fit_temperature(logits_of([0, 1, 2]), torch.tensor([0, 1, 2])) == 1
+
+
+def test_too_few_images_fit_nothing():
+    logits = torch.tensor([[1.0, 0.0]])
+    for count, fitted in (
+        (10, False),
+        (100, True),
+    ):  # 90% right, 73% sure: 2 * N * 0.088 is 1.8 and 17.5, of 3.84 needed
+        labels = torch.tensor(([0] * 9 + [1]) * (count // 10))
+        assert (fit_temperature(logits.repeat(count, 1), labels) != 1) == fitted
+
+
+def test_a_model_that_knows_nothing_is_made_unsure():
+    logits, labels = torch.randn(300, 4, generator=torch.Generator().manual_seed(2)), torch.arange(300) % 4
+    assert 3 < fit_temperature(10 * logits, labels) <= 20

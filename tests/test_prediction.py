@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,19 @@ def test_answers_are_the_models_in_the_order_of_the_images(bundle, files):
         assert answer.classes == tuple(CLASSES[i] for i in shares.argsort(descending=True))
         assert sum(answer.probabilities) == pytest.approx(1, abs=1e-6)
     assert len({answer.probabilities for answer in found}) == 6  # else the order would not show
+
+
+def test_probabilities_are_those_at_the_bundles_temperature(bundle, files):
+    images = np.stack([np.asarray(Image.open(file))[None] for file in files])
+    with torch.no_grad():
+        logits = bundle.model((torch.from_numpy(images).float() / 255 - 0.4) / 0.2)
+    plain, scaled = ask(bundle, files), ask(replace(bundle, temperature=2.0), files)
+    for before, after, row in zip(plain, scaled, logits, strict=True):
+        assert after.classes == before.classes
+        assert after.probabilities == pytest.approx(
+            (row / 2).softmax(0).sort(descending=True).values.tolist(), abs=1e-5
+        )
+        assert after.probabilities[0] < before.probabilities[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 15, 64])

@@ -45,7 +45,8 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_DATA", str(root / "data"))
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        patch.setattr(run_module, "_draw", lambda *_: None)  # which takes longer than the run
+        for name in ("_draw", "_report"):
+            patch.setattr(run_module, name, lambda *_: None)  # which takes longer than the run
         recipe = tiny_recipe(
             epochs=12,
             model={"patch_embedding": "conv_stem", "stem_channels": (4,)},
@@ -199,7 +200,8 @@ def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeyp
 
 
 def test_the_cards_command_trains_the_model_again(at_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
     command = "vitreous train --recipe models/mnist/recipe.yaml"
     assert command in (at_home / "models" / "mnist" / "README.md").read_text()
     recipe, _, _ = choose_recipe(None, str(at_home / "models" / "mnist" / "recipe.yaml"), [])

@@ -147,6 +147,8 @@ def train(
         )
         say(console, figures.format(**run.results))
         say(console, f"run folder: {run.folder}")
+        if (run.folder / "report.html").exists():
+            say(console, f"report: {run.folder / 'report.html'}")
     elif not dry_run:
         sys.exit(130)
 
@@ -156,24 +158,37 @@ def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="Write results.json into this folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
     device: Device = "auto",
 ) -> None:
     """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
     from rich.console import Console
 
-    from vitreous.evaluation import evaluate as judge
-    from vitreous.files import write_json
+    from vitreous.evaluation import judge_run
 
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder with --out")
     if out is not None and (out / "recipe.yaml").exists():
         raise ValueError(f"{out} holds a run, whose results.json stays as it is: name another folder with --out")
-    figures = judge(run, data, split=split, device=device, skip_broken=skip_broken)
-    Console().print(_results_table({split: figures}))
+    judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
+    Console().print(_results_table({split: judged.figures}))
     if out is not None:
-        write_json(out / "results.json", {split: figures})
+        from vitreous.device import pick_device, pick_precision
+        from vitreous.files import write_json
+        from vitreous.report import evaluation_report
+        from vitreous.train.folder import environment
+
+        where = pick_device(device)
+        write_json(out / "results.json", {split: judged.figures})
+        evaluation_report(
+            out / "report.html",
+            judged,
+            split=split,
+            model=run,
+            data=data,
+            environment=environment(where, pick_precision("auto", where), 1),
+        )
 
 
 @app.command(no_args_is_help=True)
@@ -321,6 +336,27 @@ def summary(
     Console().print(render(summarise(config)))
 
 
+@app.command(no_args_is_help=True)
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, or shipped names.")],
+    out: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.")] = None,
+) -> None:
+    """Put finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
+    from rich.console import Console
+
+    from vitreous.report.compare import compare_page, read_run, render
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file with --out, such as {out / 'compare.html'}")
+    read = [read_run(run) for run in runs]
+    console = Console()
+    for table in render(read):
+        console.print(table)
+    if out is not None:
+        compare_page(out, read)
+        print(f"comparison: {out}")
+
+
 @app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe, as it is written.")] = None,
@@ -346,21 +382,15 @@ def doctor() -> None:
 def _results_table(results: dict) -> "Table":
     from rich.table import Table
 
+    from vitreous.metrics import NAMES, figure_text, top1_interval
+
     splits = {name: results[name] for name in ("train", "val", "test") if results.get(name)}
     table = Table("", *splits)
-    rows = [
-        ("top-1", "top1"),
-        ("top-5", "top5"),
-        ("loss", "loss"),
-        ("precision, macro", "precision_macro"),
-        ("recall, macro", "recall_macro"),
-        ("F1, macro", "f1_macro"),
-        ("F1, micro", "f1_micro"),
-        ("images", "count"),
-    ]
-    for label, key in rows:
-        values = [figures[key] for figures in splits.values()]
-        if None not in values:
-            as_text = "{:,}" if key == "count" else "{:.4f}" if key == "loss" else "{:.2%}"
-            table.add_row(label, *(as_text.format(value) for value in values))
+    for key, label in NAMES.items():
+        texts = [figure_text(key, figures[key]) for figures in splits.values()]
+        if "" not in texts:
+            table.add_row(label, *texts)
+        if key == "top1":
+            intervals = (top1_interval(figures) for figures in splits.values())
+            table.add_row("  95% interval", *(f"{low:.2%} to {high:.2%}" for low, high in intervals))
     return table

@@ -1,6 +1,8 @@
 """Where to compute, and in which precision: chosen once, the same for training, evaluation and prediction."""
 
+import resource
 import shutil
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -81,3 +83,11 @@ def can_compile(device: torch.device) -> bool:
     """Whether a GPU and this machine have what `torch.compile` needs: Triton, which needs a C compiler."""
     modern = torch.cuda.get_device_capability(device) >= (7, 0)
     return modern and find_spec("triton") is not None and bool(shutil.which("gcc") or shutil.which("clang"))
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes in use so far: reserved on the GPU where one computes, else of this process in RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,12 +1,14 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
 import json
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.images import Images, ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import pick_device, pick_precision
@@ -14,6 +16,22 @@ from vitreous.metrics import classification_metrics
 from vitreous.prediction import split_logits
 from vitreous.recipe import read_recipe
 from vitreous.weights import Bundle, find_bundle
+
+
+class Judged(NamedTuple):
+    """A bundle's answers on a split."""
+
+    bundle: Bundle
+    figures: dict
+    """Those of `metrics.classification_metrics`, at the bundle's temperature."""
+    logits: Tensor
+    """(N, K), as the model gives them: not divided by the temperature."""
+    labels: Tensor
+    """(N,)."""
+    images: Images
+    """(N,), decoded and fitted."""
+    seconds: float
+    """That the answers took, the images being decoded."""
 
 
 def judge(
@@ -25,8 +43,8 @@ def judge(
     memory_budget: float = 4.0,
     workers: int = 2,
     skip_broken: bool = False,
-) -> tuple[dict, Tensor, Tensor]:
-    """Figures of a bundle on a split, with the logits (N, K) and labels (N,) they came from."""
+) -> Judged:
+    """Ask a bundle about every image of a split."""
     batches = Batches(
         split,
         bundle.preprocess,
@@ -36,8 +54,11 @@ def judge(
         workers=workers,
         skip_broken=skip_broken,
     )
+    started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
-    return classification_metrics(logits, batches.labels), logits, batches.labels
+    seconds = time.monotonic() - started
+    figures = classification_metrics(logits, batches.labels, bundle.temperature)
+    return Judged(bundle, figures, logits, batches.labels, batches.images, seconds)
 
 
 def evaluate(
@@ -54,6 +75,19 @@ def evaluate(
     split: `test`, `val` or `train`; the run's own data is split as it was in training. Raises ValueError
     for a split that is not there, or a class that the model lacks.
     """
+    return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
+
+
+def judge_run(
+    run: Path | str | Bundle,
+    data: ImageSet | Path | str | None = None,
+    *,
+    split: str = "test",
+    device: str = "auto",
+    precision: str = "auto",
+    skip_broken: bool = False,
+) -> Judged:
+    """`evaluate`, with all that its figures came from."""
     where = pick_device(device)
     bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
     if data is None:
@@ -66,14 +100,13 @@ def evaluate(
         names = [image_set.class_names[label] for label in chosen.labels]
         labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
         chosen = Split(chosen.images, labels)
-    figures, _, _ = judge(
+    return judge(
         bundle,
         chosen,
         device=where,
         precision=pick_precision(precision, where),
         skip_broken=skip_broken or image_set.skip_broken,
     )
-    return figures
 
 
 def own_data(run: Path | str | Bundle) -> ImageSet:

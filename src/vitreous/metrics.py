@@ -1,16 +1,51 @@
-"""Figures of a classifier, from scikit-learn; rates are fractions of 1."""
+"""Figures of a classifier and how far they can be trusted; rates are fractions of 1."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BINS = 15  # of confidence, as in Guo et al. 2017
+Z95 = 1.959964  # standard deviations that 95% of a normal distribution lie within
+TEMPERATURES = (0.05, 20.0)  # among which one is looked for
 
-def classification_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | None]:
-    """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall, f1 (macro, micro), count.
+# What the figures are called, in the order in which they are shown
+NAMES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "loss": "loss",
+    "precision_macro": "precision, macro",
+    "recall_macro": "recall, macro",
+    "f1_macro": "F1, macro",
+    "f1_micro": "F1, micro",
+    "ece": "calibration error",
+    "ece_unscaled": "calibration error, unscaled",
+    "temperature": "temperature",
+    "count": "images",
+}
+
+
+def figure_text(name: str, value: float | None) -> str:
+    """A figure as people read it; "" where there is none."""
+    if value is None:
+        return ""
+    return {"count": f"{value:,.0f}", "loss": f"{value:.4f}", "temperature": f"{value:.3f}"}.get(name, f"{value:.2%}")
+
+
+def top1_interval(figures: dict[str, float | int | None]) -> tuple[float, float]:
+    """The 95% interval of a split's top-1."""
+    return wilson(round(figures["top1"] * figures["count"]), figures["count"])
+
+
+def classification_metrics(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> dict[str, float | int | None]:
+    """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall, f1 (macro, micro), count, ...
 
     `top5` is None for five classes or fewer. Macro figures average the classes that occur in labels or answers, over
-    the whole split at once; a class never answered counts as precision 0.
+    the whole split at once; a class never answered counts as precision 0. `ece` is the calibration error of the
+    probabilities that predictions give, after division by the `temperature`; `ece_unscaled` and the loss are those of
+    the logits as they are.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -26,7 +61,9 @@ def classification_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | 
         )
         figures |= {f"precision_{average}": float(precision), f"recall_{average}": float(recall)}
         figures |= {f"f1_{average}": float(f1)}
-    return figures | {"count": len(labels)}
+    figures["ece"] = calibration_error(reliability(logits, labels, temperature))
+    figures["ece_unscaled"] = calibration_error(reliability(logits, labels))
+    return figures | {"temperature": temperature, "count": len(labels)}
 
 
 def top_k(logits: Tensor, labels: Tensor, k: int) -> float:
@@ -38,3 +75,58 @@ def confusion(logits: Tensor, labels: Tensor) -> np.ndarray:
     """Counts (K, K): row the true class, column the answer."""
     K = logits.shape[1]
     return torch.bincount(labels * K + logits.argmax(dim=1), minlength=K * K).view(K, K).numpy()
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """The 95% interval of a share of which `hits` of `count` were seen (Wilson 1927): within 0..1 even at its ends."""
+    if not 0 <= hits <= count or count < 1:
+        raise ValueError(f"{hits} hits of {count}: at least one try, and no more hits than tries")
+    share, z2 = hits / count, Z95**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = Z95 / (1 + z2 / count) * (share * (1 - share) / count + z2 / (4 * count**2)) ** 0.5
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+class Reliability(NamedTuple):
+    """Answers by confidence, in equal bins (lower, upper] of 0..1: each (bins,), 0 where a bin is empty."""
+
+    count: np.ndarray
+    confidence: np.ndarray
+    """Mean probability of the answers."""
+    accuracy: np.ndarray
+    """Share of them that is right."""
+
+
+def reliability(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = BINS) -> Reliability:
+    """How often answers are right, by how sure the model is: logits (N, K), labels (N,)."""
+    confidence, answers = (logits.double() / temperature).softmax(dim=1).max(dim=1)
+    rows = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    count = torch.bincount(rows, minlength=bins).double()
+    sure = torch.bincount(rows, weights=confidence, minlength=bins) / count.clamp(min=1)
+    right = torch.bincount(rows, weights=(answers == labels).double(), minlength=bins) / count.clamp(min=1)
+    return Reliability(count.long().numpy(), sure.numpy(), right.numpy())
+
+
+def calibration_error(bins: Reliability) -> float:
+    """Expected calibration error: the mean distance of confidence from accuracy over all answers (Guo et al. 2017)."""
+    return float((bins.count * np.abs(bins.confidence - bins.accuracy)).sum() / bins.count.sum())
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """What to divide logits by so that the loss on these images, not trained on, is least (Guo et al. 2017).
+
+    logits (N, K), labels (N,). Divided by one number, no answer changes. The loss is convex in 1 / temperature, so that
+    its slope has one zero, found by halving. Returns 1 when all answers are right, for then the loss falls forever, and
+    when the images are too few to tell the temperature from 1 (likelihood ratio, at 95%).
+    """
+    z = logits.double()
+    if bool((z.argmax(dim=1) == labels).all()):
+        return 1.0
+    target = z.gather(1, labels[:, None]).mean()
+    low, high = TEMPERATURES
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        slope = ((z / middle).softmax(dim=1) * z).sum(dim=1).mean() - target  # of the loss, by 1 / temperature
+        low, high = (middle, high) if slope > 0 else (low, middle)
+    gain = F.cross_entropy(z, labels) - F.cross_entropy(z / middle, labels)
+    return round(middle, 6) if 2 * len(labels) * gain > Z95**2 else 1.0

@@ -104,7 +104,7 @@ def predict(
     def answers() -> Iterator[Prediction]:
         for logits in forward(bundle.model.to(where), batches(), bundle.preprocess, precision):
             answered, names[:] = names[: len(logits)], names[len(logits) :]
-            values, indices = logits.softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
+            values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             for name, value, index in zip(answered, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
 

@@ -292,6 +292,17 @@ def keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
     return names
 
 
+def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields under dotted keys; values that are no plain scalar as text."""
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return values
+
+
 def _apply(fields: dict[str, Any], override: str) -> None:
     """Set one `section.key=value`, the value read as YAML, in place."""
     key, equals, text = override.partition("=")

@@ -73,7 +73,7 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet,
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    run_module._draw = lambda *_: None
+    run_module._draw = run_module._report = lambda *_: None
     os.chdir(options.pop("folder", "."))
     sys.stdout = text = io.StringIO()
     model = options.get("model")
@@ -95,7 +95,8 @@ def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> lis
 @pytest.fixture
 def alone(monkeypatch):
     """`fit` in this process, with nothing printed or drawn."""
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
 
     def run(recipe, data, out):
         return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,10 +29,11 @@ from tiny import (
     write_images,
 )
 
-from vitreous import plots
+from vitreous import plots, report
 from vitreous.data.images import ArrayImages, ImageSet, Split
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate
+from vitreous.evaluation import evaluate, judge
+from vitreous.metrics import fit_temperature
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import read_recipe
 from vitreous.train import loop
@@ -58,6 +60,7 @@ def no_pictures(request, monkeypatch):
     """Drawing takes longer than these runs: only tests that ask for `pictures` get some."""
     if "pictures" not in request.fixturenames:
         monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+        monkeypatch.setattr(run_module, "_report", lambda *_: None)
 
 
 @pytest.fixture
@@ -465,7 +468,8 @@ def test_a_run_that_could_not_be_judged_is_not_trained_again(trained, monkeypatc
     with pytest.raises(OSError, match="the disk is gone"):
         trained(recipe, tiny_set(), "parts")
     monkeypatch.undo()
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
     run = trained(recipe, tiny_set(), "parts", resume=True, on_step=lambda *_: steps.append(1))
     assert not steps and untimed(run.results) == untimed(whole.results)
 
@@ -823,6 +827,41 @@ def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatc
     assert "WARNING could not draw" in (run.folder / "train.log").read_text()
 
 
+def test_a_report_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("no paper")
+
+    monkeypatch.setattr(report, "train_report", fail)
+    with caplog.at_level(logging.WARNING):
+        run = trained(tiny_recipe(), tiny_set())
+    assert [r.message for r in caplog.records] == [f"could not write {run.folder}/report.html: no paper"]
+    assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
+    assert not (run.folder / "report.html").exists()
+
+
+# --- how sure it is ---
+
+
+def test_the_temperature_is_fitted_on_validation_and_kept_with_the_model(trained):
+    pixels, labels = stripes(48, seed=2)
+    labels = np.where(np.arange(48) % 6 == 0, (labels + 1) % 3, labels)  # a sixth is wrong, and the model very sure
+    data = ImageSet.from_arrays(*stripes(36), val=(pixels, labels), class_names=CLASSES, name="stripes")
+    run = trained(tiny_recipe(epochs=15, optim={"learning_rate": 0.01}), data)
+    found = judge(run.bundle, data.val, device=torch.device("cpu"), precision="float32")
+    temperature = fit_temperature(found.logits, found.labels)
+    assert run.bundle.temperature == temperature != 1
+    assert run.results["val"] == found.figures and found.figures["temperature"] == temperature
+    before = weights_of(run.folder)
+    replace(run.bundle, temperature=1.0).save(run.folder / "model")
+    assert equal(weights_of(run.folder), before)  # the weights know nothing of it
+
+
+def test_without_validation_the_temperature_is_one(trained):
+    run = trained(tiny_recipe(epochs=1, data={"val_fraction": 0}), tiny_set())
+    assert run.bundle.temperature == 1 == run.results["test"]["temperature"]
+    assert run.results["test"]["ece"] == run.results["test"]["ece_unscaled"]
+
+
 # --- what it leaves ---
 
 
@@ -834,6 +873,7 @@ def test_the_run_folder_holds_everything(trained, pictures):
         "data.json",
         "metrics.csv",
         "results.json",
+        "report.html",
         "model/model.safetensors",
         "model/config.json",
         "checkpoints/last.pt",
@@ -851,11 +891,11 @@ def test_results_have_their_keys(finished):
     assert results == run.results
     assert set(results) >= {
         "params", "epochs", "passes", "precision", "train_seconds", "images_per_second", "best_epoch",
-        "val", "test", "seed",
+        "val", "test", "seed", "peak_memory",
     }  # fmt: skip
     names = {f"{name}_{average}" for name in ("precision", "recall", "f1") for average in ("macro", "micro")}
     for split in ("val", "test"):
-        assert set(results[split]) == {"loss", "top1", "top5", "count"} | names
+        assert set(results[split]) == {"loss", "top1", "top5", "count", "ece", "ece_unscaled", "temperature"} | names
         assert results[split]["top5"] is None and results[split]["count"] == 12
     assert results["params"] == sum(value.numel() for value in weights_of(run.folder).values())
     assert (results["epochs"], results["seed"], results["precision"]) == (4, 3, "float32")

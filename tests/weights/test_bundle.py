@@ -1,7 +1,9 @@
 """A model on disk: read back bit for bit, and each misfit of its parts told in one line."""
 
 import json
+import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,10 +80,19 @@ def test_half_precision_halves_the_file_and_loads_as_float32(tmp_path, dtype):
 
 def test_a_bundle_says_all_that_its_predictions_need(saved):
     config = json.loads((saved / "config.json").read_text())
-    assert set(config) == {"model", "preprocess", "class_names"}
+    assert set(config) == {"model", "preprocess", "class_names", "temperature"}
     assert config["class_names"] == list(CLASSES) and config["preprocess"]["mean"] == [0.4]
-    model, preprocess, class_names = read_config(saved)
-    assert (model.dim, preprocess.std, class_names) == (16, (0.2,), CLASSES)
+    model, preprocess, class_names, temperature = read_config(saved)
+    assert (model.dim, preprocess.std, class_names, temperature) == (16, (0.2,), CLASSES, 1)
+
+
+def test_the_temperature_is_kept_and_older_bundles_have_none(saved, tmp_path):
+    replace(tiny_bundle(), temperature=1.75).save(tmp_path / "scaled")
+    assert Bundle.load(tmp_path / "scaled").temperature == 1.75
+    replace(Bundle.load(saved), temperature=0.5).save_config(saved)
+    assert Bundle.load(saved).temperature == 0.5
+    change_config(saved, lambda config: config.pop("temperature"))
+    assert Bundle.load(saved).temperature == 1
 
 
 def test_saving_again_replaces_and_a_crash_leaves_the_old_file(saved, monkeypatch):
@@ -153,6 +164,9 @@ def test_parts_that_do_not_fit_each_other_are_refused(saved, change, message):
         (lambda c: c["model"].update(heads=3), "Value error, dim 16 is not divisible by heads 3"),
         (lambda c: c["preprocess"].update(std=[0]), "Value error, std (0.0,) is not within 0..1"),
         (lambda c: c.update(class_names=None), "TypeError"),
+        (lambda c: c.update(temperature=0), "ValueError temperature 0.0 is not above 0"),
+        (lambda c: c.update(temperature=math.nan), "ValueError temperature nan is not above 0"),
+        (lambda c: c.update(temperature="warm"), "ValueError could not convert string to float: 'warm'"),
     ],
 )
 def test_a_config_that_is_no_model_is_refused(saved, change, message):

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,12 @@ def reading():
 
 
 # --- what becomes of every tensor ---
+
+
+def test_the_temperature_of_our_own_bundles_comes_along_with_their_head(tmp_path):
+    replace(tiny_bundle(), temperature=1.75).save(tmp_path)
+    assert load_weights(tmp_path)[0].temperature == 1.75
+    assert load_weights(tmp_path, num_classes=5)[0].temperature == 1  # of a head that answers 0 for every class
 
 
 def test_every_tensor_is_loaded_or_left_out(folder):

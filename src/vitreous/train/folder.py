@@ -12,7 +12,7 @@ import torch
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
 from vitreous.files import replace_file
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, flat
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
@@ -90,14 +90,3 @@ def environment(device: torch.device, precision: str, processes: int) -> dict[st
         "precision": precision,
         "processes": processes,
     }
-
-
-def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested fields under dotted keys; values that are no plain scalar as text."""
-    values: dict[str, Any] = {}
-    for key, value in fields.items():
-        if isinstance(value, dict):
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            values[prefix + key] = value if isinstance(value, int | float | str) else str(value)
-    return values

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,18 @@ from vitreous.augment import plan
 from vitreous.data.check import check, summary
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
-from vitreous.device import pick_precision
-from vitreous.evaluation import judge
+from vitreous.device import peak_memory, pick_precision
+from vitreous.evaluation import Judged, judge
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import confusion, top_k
+from vitreous.metrics import classification_metrics, confusion, fit_temperature, top_k
 from vitreous.model import ViT
 from vitreous.prediction import split_features
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, flat
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.choose import data_of, fit_to_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claimed, environment, flat, write_csv
+from vitreous.train.folder import FIRST_BATCH, check_same_recipe, claimed, environment, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.probe import fit_head
@@ -336,24 +336,19 @@ class Job:
 
         For the main process alone, which has written the model.
         """
-        state, figures = self.state, {}
+        state, judged = self.state, {}
         bundle = Bundle.load(self.folder / "model")
-        for name in ("val", "test"):
-            split: Split | None = getattr(self.data, name)
-            if split is None:
-                figures[name] = None
-                continue
-            figures[name], logits, labels = judge(
-                bundle,
-                split,
-                device=self.engine.device,
-                precision=self.precision,
-                memory_budget=self.recipe.data.memory_budget,
-                workers=self.recipe.data.workers,
-                skip_broken=self.skip_broken,
-            )
+        if self.data.val is not None:
+            val = self._judge(bundle, self.data.val)
+            bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
+            figures = classification_metrics(val.logits, val.labels, bundle.temperature)
+            judged["val"] = val._replace(bundle=bundle, figures=figures)
+            bundle.save_config(self.folder / "model")
+        if self.data.test is not None:
+            judged["test"] = self._judge(bundle, self.data.test)
+        for name, answers in judged.items():
             plot = self.folder / "plots" / f"confusion_{name}.png"
-            _draw("confusion_matrix", confusion(logits, labels), self.data.class_names, plot)
+            _draw("confusion_matrix", confusion(answers.logits, answers.labels), self.data.class_names, plot)
         _draw("learning_curves", state.history, state.best_epoch, self.folder / "plots" / "learning_curves.png")
         results = {
             "params": self.parameters,
@@ -365,12 +360,25 @@ class Job:
             "train_seconds": state.total_seconds,
             "images_per_second": state.history[-1]["images_per_second"],
             "start": self.start.facts if self.start else None,
-            **figures,
+            "peak_memory": peak_memory(self.engine.device),
+            **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
         }
         if self.recipe.start.probe:
             results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
         write_json(self.folder / "results.json", results)
+        _report(self.folder, bundle, judged, lambda: self._first_batch(32))
         return results
+
+    def _judge(self, bundle: Bundle, split: Split) -> Judged:
+        return judge(
+            bundle,
+            split,
+            device=self.engine.device,
+            precision=self.precision,
+            memory_budget=self.recipe.data.memory_budget,
+            workers=self.recipe.data.workers,
+            skip_broken=self.skip_broken,
+        )
 
 
 def _draw(plot: str, *args: Any) -> None:
@@ -381,3 +389,15 @@ def _draw(plot: str, *args: Any) -> None:
         getattr(plots, plot)(*args)
     except Exception as error:
         log.warning("could not draw %s: %s", args[-1], error)
+
+
+def _report(
+    folder: Path, bundle: Bundle, judged: dict[str, Judged], samples: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
+    """Write `report.html`; one that fails warns, and never loses a run."""
+    try:
+        from vitreous.report import train_report
+
+        train_report(folder, bundle, judged, samples())
+    except Exception as error:
+        log.warning("could not write %s: %s", folder / "report.html", error)

@@ -1,9 +1,10 @@
 """What a trained model is on disk: a folder with its weights, and everything else that its predictions need.
 
-`model.safetensors`, and `config.json` with the model, its preprocessing and its class names.
+`model.safetensors`, and `config.json` with the model, its preprocessing, its class names and its temperature.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,28 +29,35 @@ class Bundle:
     model: ViT
     preprocess: Preprocess
     class_names: tuple[str, ...]
+    temperature: float = 1.0
+    """What logits are divided by before they become probabilities: fitted on validation images after training."""
 
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are)."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {
-            "model": self.model.config.model_dump(mode="json"),
-            "preprocess": self.preprocess.model_dump(mode="json"),
-            "class_names": list(self.class_names),
-        }
         weights = {
             name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
             for name, value in self.model.state_dict().items()
         }
         replace_file(folder / WEIGHTS, lambda path: save_file(weights, path))
+        self.save_config(folder)
+
+    def save_config(self, folder: Path) -> None:
+        """Write what is not weights."""
+        config = {
+            "model": self.model.config.model_dump(mode="json"),
+            "preprocess": self.preprocess.model_dump(mode="json"),
+            "class_names": list(self.class_names),
+            "temperature": self.temperature,
+        }
         write_json(folder / CONFIG, config)
 
     @staticmethod
     def load(folder: Path | str, device: torch.device | str = "cpu") -> "Bundle":
         """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any misfit."""
         folder = Path(folder)
-        model_config, preprocess, class_names = read_config(folder)
+        model_config, preprocess, class_names, temperature = read_config(folder)
         try:
             weights = load_file(folder / WEIGHTS, device="cpu")
         except FileNotFoundError as error:
@@ -59,19 +67,22 @@ class Bundle:
         model = ViT(model_config)
         _check(folder, model, weights, preprocess, class_names)
         model.load_state_dict(weights)
-        return Bundle(model.to(device).eval(), preprocess, class_names)
+        return Bundle(model.to(device).eval(), preprocess, class_names, temperature)
 
 
-def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...]]:
-    """What a bundle is, without its weights. Raises ValueError for a file that does not say."""
+def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:
+    """What a bundle is, without its weights: model, preprocessing, class names, temperature (1 where none is named).
+
+    Raises ValueError for a file that does not say.
+    """
     file = folder / CONFIG
     try:
         config = json.loads(file.read_text())
-        return (
-            ViTConfig.model_validate(config["model"]),
-            Preprocess.model_validate(config["preprocess"]),
-            tuple(map(str, config["class_names"])),
-        )
+        model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
+        class_names, temperature = tuple(map(str, config["class_names"])), float(config.get("temperature", 1.0))
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature {temperature} is not above 0")
+        return model, preprocess, class_names, temperature
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except ValidationError as error:

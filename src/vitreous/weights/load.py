@@ -139,7 +139,7 @@ def load_weights(
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
     report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, preprocess)
-    return Bundle(model.eval(), preprocess, names), report
+    return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
 
 
 def find_weights(source: Path | str, revision: str | None = None) -> Path:

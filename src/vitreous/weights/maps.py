@@ -30,6 +30,8 @@ class Description(NamedTuple):
     preprocess: Preprocess
     class_names: tuple[str, ...] | None
     """None where it does not say."""
+    temperature: float = 1.0
+    """That its answers are divided by; only ours have one."""
 
 
 def expand(table: Iterable[tuple[str, str]], depth: int, suffixes: Iterable[tuple[str, str]] = (("", ""),)) -> Pairs:

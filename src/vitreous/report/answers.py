@@ -1,0 +1,230 @@
+"""What a judged split tells: figures, confusions, classes, calibration, and the images that say most."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.evaluation import Judged
+from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
+from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
+from vitreous.report.page import SPLITS, Section, gallery, scroll, shot, tiles
+from vitreous.report.pictures import Explain, confident_mistakes, heated, picture, uncertain_hits
+
+SHOWN = 12  # images of a gallery
+FEW = 5  # classes up to which its squares are large
+NUMBERED = 20  # classes up to which a confusion matrix shows numbers
+HARDEST = 20  # classes that are shown at once
+PAIRS = 10  # confusions that are listed
+
+
+def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: str) -> Section:
+    """The top-1 of the last split, large, with short `values` below it; and all figures in a table."""
+    if not judged:
+        note = f"{chosen} There are no test images either, so that nothing was judged."
+        return Section("results", "Results", f"<p>{note}</p>{tiles(values)}")
+    figures = {name: answers.figures for name, answers in judged.items()}
+    name, first = list(figures.items())[-1]
+    low, high = top1_interval(first)
+    head = "".join(f'<th scope="col">{SPLITS[name]}</th>' for name in figures)
+    rows = []
+    for key, label in NAMES.items():
+        if None not in [split[key] for split in figures.values()]:
+            cells = "".join(f"<td>{_figure(key, split)}</td>" for split in figures.values())
+            rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
+    table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
+<p>top-1 on {first["count"]:,} {SPLITS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
+{tiles(values)}<p class="note">{chosen}</p></div>
+<div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
+many such images. Macro figures are means over the classes.</p></div></div>"""
+    return Section("results", "Results", body)
+
+
+def _figure(key: str, figures: dict[str, Any]) -> str:
+    """A figure, shares of images with their interval."""
+    if key not in ("top1", "top5"):
+        return figure_text(key, figures[key])
+    low, high = wilson(round(figures[key] * figures["count"]), figures["count"])
+    return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
+
+
+def answer_sections(judged: dict[str, Judged], explain: Explain | None) -> list[Section]:
+    """Where the model errs, how sure it is, and pictures of both: on the test images, else on validation."""
+    if not judged:
+        return []
+    split, answers = list(judged.items())[-1]
+    names = answers.bundle.class_names
+    counts = confusion(answers.logits, answers.labels)
+    where = f'<p class="note">Of the {answers.figures["count"]:,} {SPLITS[split]} images.</p>'
+    return [
+        Section("confusion", "Confusion", where + _confusion(counts, names)),
+        Section("classes", "Classes", _classes(counts, names)),
+        Section("calibration", "Calibration", _calibration(answers)),
+        Section("gallery", "Mistakes and doubts", _pictures(answers, explain)),
+    ]
+
+
+def _confusion(counts: np.ndarray, names: Sequence[str]) -> str:
+    """The matrix, with numbers where there is room for them, beside the pairs that are confused most."""
+    if len(names) <= NUMBERED:
+        matrix = scroll(_matrix(counts, names), "Confusion matrix")
+    else:
+        label = f"Confusion matrix of {len(names)} classes: rows the true class, columns the answer"
+        matrix = (
+            f"{heat_map(counts, label)}<p><small>rows: true class; columns: answer, both in the order of the classes; "
+            "blue: right; orange: wrong; the stronger, the larger its share of the row</small></p>"
+        )
+    return f'<div class="grid"><div>{matrix}</div><div><h3>Confused most</h3>{_pairs(counts, names)}</div></div>'
+
+
+def _matrix(counts: np.ndarray, names: Sequence[str]) -> str:
+    """counts (K, K) as a table, coloured by shares of the row; mistakes by their roots, so that few are seen too."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    upright = " class=upright" if max(map(len, names)) > 2 else ""
+    titles = [f'title="{escape(name)}"' for name in names]
+    head = "".join(
+        f'<th scope="col" {title}><span{upright}>{escape(name)}</span></th>'
+        for name, title in zip(names, titles, strict=True)
+    )
+    rows = []
+    for row, name in enumerate(names):
+        cells = ""
+        for column, answer in enumerate(names):
+            share, hint = shares[row, column], escape(f"{name}, answered {answer}: {shares[row, column]:.1%}")
+            kind, strength = ("right", share) if row == column else ("wrong", share**0.5)
+            style = f'class="{kind}" style="--s:{strength:.2f}"' if share else 'class="none"'
+            cells += f'<td {style} title="{hint}">{counts[row, column]}</td>'
+        rows.append(f'<tr><th scope="row" {titles[row]}>{escape(name)}</th>{cells}</tr>')
+    kind = "confusion few" if len(names) <= FEW else "confusion"
+    return (
+        f'<table class="{kind}"><caption><small>rows: true class; columns: answer</small></caption>'
+        f"<thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def _pairs(counts: np.ndarray, names: Sequence[str]) -> str:
+    """The pairs of classes that are confused most."""
+    K, images = len(names), np.maximum(counts.sum(axis=1), 1)
+    wrong = np.where(np.eye(K, dtype=bool), 0, counts)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
+    rows = [
+        f'<tr><th scope="row" class="name">{escape(names[a])}</th><td class="name left">{escape(names[b])}</td>'
+        f"<td>{counts[a, b]:,}</td><td>{counts[a, b] / images[a]:.1%}</td></tr>"
+        for a, b in (divmod(int(place), K) for place in order)
+        if wrong[a, b]
+    ]
+    if not rows:
+        return "<p>Not one image was taken for another class.</p>"
+    head = _head("true", "answered", "images", "of the class", text=2)
+    return scroll(f"<table>{head}<tbody>{''.join(rows)}</tbody></table>", "Confused most")
+
+
+def _classes(counts: np.ndarray, names: Sequence[str]) -> str:
+    """Per class: images, the share that is found with its interval, precision and F1; the hardest first."""
+    images, answered, right = counts.sum(axis=1), counts.sum(axis=0), np.diag(counts)
+    recall = right / np.maximum(images, 1)
+    rows = []
+    for k in sorted(range(len(names)), key=lambda k: (images[k] == 0, recall[k], k)):
+        low, high = wilson(int(right[k]), int(images[k])) if images[k] else (0.0, 0.0)
+        found = f"{recall[k]:.1%}" if images[k] else "no images"
+        interval = f"{low:.1%} &ndash; {high:.1%}" if images[k] else ""
+        bar = share_bar(recall[k], low, high) if images[k] else ""
+        precision = f"{right[k] / answered[k]:.1%}" if answered[k] else "&ndash;"
+        f1 = f"{2 * right[k] / (images[k] + answered[k]):.1%}" if images[k] + answered[k] else ""
+        rows.append(
+            f'<tr><th scope="row" class="name">{escape(names[k])}</th><td class="fill">{bar}</td><td>{found}</td>'
+            f"<td><small>{interval}</small></td><td>{precision}</td><td>{f1}</td><td>{images[k]:,}</td></tr>"
+        )
+    head = _head("class", "", "found (recall)", "95% interval", "precision", "F1", "images")
+
+    def table(some: Iterable[str]) -> str:
+        return scroll(f'<table class="wide">{head}<tbody>{"".join(some)}</tbody></table>', "Classes")
+
+    text = '<p class="note">Hardest first; the line on a bar is the 95% interval of the share that was found.</p>'
+    if len(rows) > 1.5 * HARDEST:
+        rest = f"<details><summary>The other {len(rows) - HARDEST} classes</summary>{table(rows[HARDEST:])}</details>"
+        return text + table(rows[:HARDEST]) + rest
+    return text + table(rows)
+
+
+def _head(*names: str, text: int = 1) -> str:
+    """The head of a table whose first `text` columns hold text, the others numbers."""
+    cells = (f'<th scope="col"{" class=left" if i < text else ""}>{name}</th>' for i, name in enumerate(names))
+    return f"<thead><tr>{''.join(cells)}</tr></thead>"
+
+
+def _calibration(answers: Judged) -> str:
+    """Reliability as trained and at the bundle's temperature."""
+    temperature = answers.bundle.temperature
+    charts = [reliability_chart("ECE as trained", reliability(answers.logits, answers.labels))]
+    if temperature != 1:
+        scaled = reliability(answers.logits, answers.labels, temperature)
+        charts.append(reliability_chart(f"ECE at temperature {temperature:.3g}", scaled))
+        text = (
+            f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
+            "kept with the model and used by <code>vitreous predict</code>. No answer changes by it."
+        )
+    else:
+        text = (
+            "The temperature is 1: there were no validation images to fit another on, or too few mistakes among them "
+            "to tell it from 1."
+        )
+    meaning = (
+        "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
+        "ECE is the mean distance from that, over all answers."
+    )
+    return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
+
+
+def _pictures(answers: Judged, explain: Explain | None) -> str:
+    """The surest mistakes and the least sure hits."""
+    shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
+    galleries = {
+        "The surest mistakes": confident_mistakes(shares, answers.labels, SHOWN),
+        "The least sure right answers": uncertain_hits(shares, answers.labels, SHOWN),
+    }
+    body = ""
+    if explain is not None:
+        body += '<p class="note">On the right of each image: what spoke for the answer.</p>'
+    for title, rows in galleries.items():
+        body += f"<h3>{title}</h3>"
+        if len(rows):
+            items = _answered(answers, rows, shares, explain)
+            body += gallery(items, "" if explain is None else "pairs")
+        else:
+            body += "<p>There are none.</p>"
+    return body
+
+
+def _answered(answers: Judged, rows: Tensor, shares: Tensor, explain: Explain | None) -> list[str]:
+    """One figure an image: what it is, what was answered, and how sure."""
+    bundle = answers.bundle
+    names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
+    maps = None
+    if explain is not None:
+        device = next(bundle.model.parameters()).device
+        maps = explain(bundle, torch.from_numpy(pixels).to(device), answers.logits[rows].argmax(dim=1).to(device))
+        maps = maps.detach().float().cpu().numpy()
+    items = []
+    for i, row in enumerate(rows.tolist()):
+        answer, truth = int(shares[row].argmax()), int(answers.labels[row])
+        right = answer == truth
+        file = answers.images.describe(row)
+        text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"
+        text += f'<div class="sure{"" if right else " wrong"}"><i style="width:{shares[row, answer]:.1%}"></i></div>'
+        if right:
+            second = int(shares[row].topk(2).indices[1])
+            text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"
+        else:
+            text += f"<small>is {escape(names[truth])} ({shares[row, truth]:.1%})</small>"
+        place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
+        text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
+        alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"
+        more = [] if maps is None else [picture(heated(pixels[i], maps[i]), f"what speaks for {names[answer]}")]
+        items.append(shot(pixels[i], alt, text, more))
+    return items

@@ -1,0 +1,168 @@
+"""Finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from vitreous.metrics import top1_interval
+from vitreous.recipe import flat, read_recipe
+from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
+from vitreous.report.page import SPLITS, Section, scroll, write_page
+from vitreous.weights.bundle import SHIPPED
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run folder says of itself."""
+
+    name: str
+    results: dict[str, Any]
+    recipe: dict[str, Any]
+    """Under dotted keys."""
+    data: dict[str, Any]
+    history: list[dict[str, float]]
+    """Rows of `metrics.csv`; none for a shipped model."""
+
+    def figure(self, split: str, key: str) -> float | None:
+        return (self.results.get(split) or {}).get(key)
+
+
+def read_run(run: Path | str) -> Finished:
+    """Read a finished run's folder, or a shipped name's. Raises ValueError for what is none."""
+    folder = Path(run) if Path(run).is_dir() else SHIPPED / run
+    missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")
+    history = []
+    if (folder / "metrics.csv").is_file():
+        with (folder / "metrics.csv").open() as file:
+            history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return Finished(
+        name=str(run).rstrip("/"),
+        results=json.loads((folder / "results.json").read_text()),
+        recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
+        data=json.loads((folder / "data.json").read_text()),
+        history=history,
+    )
+
+
+def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
+    """The rows of the first table: what a figure is called, and its text for each run."""
+
+    def row(name: str, text: Callable[[Finished], str | None]) -> tuple[str, list[str]]:
+        return name, [text(run) or "" for run in runs]
+
+    def of(split: str, key: str, form: str) -> Callable[[Finished], str | None]:
+        return lambda run: None if run.figure(split, key) is None else form.format(run.figure(split, key))
+
+    def interval(split: str) -> Callable[[Finished], str | None]:
+        def text(run: Finished) -> str | None:
+            if run.figure(split, "top1") is None:
+                return None
+            low, high = top1_interval(run.results[split])
+            return f"{low:.2%} to {high:.2%}"
+
+        return text
+
+    def cost(key: str, form: str, unit: float = 1) -> Callable[[Finished], str | None]:
+        return lambda run: form.format(run.results[key] / unit) if key in run.results else None
+
+    rows = [
+        row("data", lambda run: run.data["name"]),
+        row("test top-1", of("test", "top1", "{:.2%}")),
+        row("  95% interval", interval("test")),
+        row("validation top-1", of("val", "top1", "{:.2%}")),
+        row("  95% interval", interval("val")),
+        row("test loss", of("test", "loss", "{:.4f}")),
+        row("test calibration error", of("test", "ece", "{:.2%}")),
+        row("test images", of("test", "count", "{:,}")),
+        row("parameters", cost("params", "{:,.0f}")),
+        row("epochs", cost("epochs", "{:,.0f}")),
+        row("seconds", cost("train_seconds", "{:,.0f}")),
+        row("training images/s", cost("images_per_second", "{:,.0f}")),
+        row("memory, GiB", cost("peak_memory", "{:.2f}", 2**30)),
+    ]
+    return [(name, texts) for name, texts in rows if any(texts)]
+
+
+def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
+    """The keys in which the recipes differ, with the value of each run; "" for one that has no such key."""
+    keys = dict.fromkeys(key for run in runs for key in run.recipe)
+    rows = [(key, [str(run.recipe.get(key, "")) for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def render(runs: Sequence[Finished]) -> list[Table]:
+    """The tables for a terminal: figures, and differences where there are any."""
+    tables = []
+    for rows in (figures(runs), differences(runs)):
+        if rows:
+            table = Table("recipe" if tables else "", *(run.name for run in runs))
+            for name, texts in rows:
+                table.add_row(name, *texts)
+            tables.append(table)
+    return tables
+
+
+def compare_page(file: Path, runs: Sequence[Finished]) -> None:
+    """Write the comparison as one HTML file."""
+    names = [run.name for run in runs]
+    charts = ""
+    for split in ("test", "val"):
+        judged = [run for run in runs if run.figure(split, "top1") is not None]
+        rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged]
+        if rows:
+            charts += interval_chart(f"Top-1 on the {SPLITS[split]} images, with 95% intervals", rows)
+    sections = [
+        Section("results", "Results", charts + _table(figures(runs), names, "Results")),
+        Section("learning", "Learning", _curves(runs)),
+        Section("recipes", "Recipes", _recipes(runs)),
+    ]
+    sets = dict.fromkeys(run.data["name"] for run in runs)
+    lead = f"{len(runs)} runs on {', '.join(sets)}."
+    if len(sets) > 1:
+        lead += " They were not judged on the same images, so that their figures do not compare."
+    heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
+    write_page(file, kind="Comparison", heading=heading, lead=lead, sections=sections)
+
+
+def _curves(runs: Sequence[Finished]) -> str:
+    """Validation by epoch and by seconds; training where a run has no validation."""
+    charts = []
+    for x in ("epoch", "seconds"):
+        for key, title in {"top1": "Top-1", "loss": "Loss"}.items():
+            lines = []
+            for i, run in enumerate(runs):
+                if run.history:
+                    split = "val" if f"val_{key}" in run.history[0] else "train"
+                    name = run.name if split == "val" else f"{run.name}, training"
+                    points = [(row[x], row[f"{split}_{key}"]) for row in run.history]
+                    lines.append(Line(name, f"s{i % COLORS}", *zip(*points, strict=True)))
+            if lines:
+                charts.append(line_chart(f"{title} by {x}", lines, x_label=x, percent=key == "top1"))
+    if not charts:
+        return "<p>None of these runs has kept its figures by epoch.</p>"
+    note = '<p class="note">Of the validation images, where there are any. Seconds are of training and validation.</p>'
+    return f'{note}<div class="grid two">{"".join(charts)}</div>'
+
+
+def _recipes(runs: Sequence[Finished]) -> str:
+    rows = differences(runs)
+    if not rows:
+        return "<p>The recipes are the same.</p>"
+    return '<p class="note">Only what differs.</p>' + _table(rows, [run.name for run in runs], "Recipes")
+
+
+def _table(rows: Sequence[tuple[str, list[str]]], names: Sequence[str], label: str) -> str:
+    head = "".join(f'<th scope="col" class="name">{escape(name)}</th>' for name in names)
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(text)}</td>" for text in texts)}</tr>'
+        for name, texts in rows
+    )
+    return scroll(f'<table class="runs"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>', label)

@@ -1,0 +1,76 @@
+"""The page that every report is: `page.html` filled with sections, and the pieces of HTML that these share."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+import numpy as np
+
+from vitreous.files import replace_file
+from vitreous.report.pictures import picture
+
+PAGE = Path(__file__).parent / "page.html"
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+
+
+class Section(NamedTuple):
+    """A part of the page. anchor: what links to it end with."""
+
+    anchor: str
+    title: str
+    body: str
+
+
+def write_page(file: Path, *, kind: str, heading: str, lead: str, sections: Sequence[Section]) -> None:
+    """Fill `page.html`. heading, lead: plain text; the sections' bodies are HTML."""
+    parts = (
+        f'<section aria-labelledby="{s.anchor}"><h2 id="{s.anchor}">{escape(s.title)}</h2>{s.body}</section>'
+        for s in sections
+    )
+    text = Template(PAGE.read_text()).substitute(
+        title=escape(f"{heading} · {kind}"),
+        kind=escape(f"Vitreous · {kind}"),
+        heading=escape(heading),
+        lead=escape(lead),
+        links="".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in sections),
+        sections="\n".join(parts),
+    )
+    replace_file(file, lambda part: part.write_text(text))
+
+
+def tiles(values: dict[str, str]) -> str:
+    """A few short figures, each under its name."""
+    pairs = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in values.items())
+    return f'<dl class="tiles">{pairs}</dl>'
+
+
+def facts(values: dict[str, str]) -> str:
+    """Names with what there is to say of each."""
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in values.items()
+    )
+    return f'<table class="facts"><tbody>{rows}</tbody></table>'
+
+
+def scroll(table: str, label: str) -> str:
+    """A table that scrolls on its own, by keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
+
+
+def gallery(shots: Iterable[str], kind: str = "") -> str:
+    """Images in a grid. kind: `small`, or `pairs` where each has a map beside it."""
+    return f'<ul class="gallery {kind}">{"".join(shots)}</ul>'
+
+
+def shot(pixels: np.ndarray, alt: str, text: str, more: Sequence[str] = ()) -> str:
+    """One image of a gallery, uint8 (C, H, W). text: HTML below it. more: pictures beside it."""
+    return f'<li><div class="shots">{picture(pixels, alt)}{"".join(more)}</div>{text}</li>'
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,58 @@
+"""Images of a report: which ones to show, and images as PNG inside the page."""
+
+import base64
+import io
+from collections.abc import Callable
+from html import escape
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitreous.weights import Bundle
+
+# (bundle, images uint8 (B, C, H, W), classes int64 (B,)) -> how much each pixel speaks for that class: (B, H, W)
+Explain = Callable[[Bundle, Tensor, Tensor], Tensor]
+
+LARGEST = 160  # pixels a side of a picture in the page
+SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
+HEAT = np.array([255, 176, 0])
+
+
+def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Rows of wrong answers, the surest first: probabilities (N, K), labels (N,) -> at most (count,)."""
+    confidence, answers = probabilities.max(dim=1)
+    wrong = (answers != labels).nonzero().flatten()
+    return wrong[confidence[wrong].argsort(descending=True, stable=True)][:count]
+
+
+def uncertain_hits(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Rows of right answers, the least sure first: probabilities (N, K), labels (N,) -> at most (count,)."""
+    confidence, answers = probabilities.max(dim=1)
+    right = (answers == labels).nonzero().flatten()
+    return right[confidence[right].argsort(stable=True)][:count]
+
+
+def picture(pixels: np.ndarray, alt: str) -> str:
+    """An <img> that holds its pixels, uint8 (C, H, W); large ones are made smaller."""
+    gray = pixels.shape[0] < 3
+    image = Image.fromarray(pixels[0] if gray else np.ascontiguousarray(pixels[:3].transpose(1, 2, 0)))
+    if max(image.size) > LARGEST:
+        image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    kind = ' class="pixels"' if max(image.size) <= SMALL else ""
+    width, height = image.size
+    return (
+        f'<img{kind} src="data:image/png;base64,{data}" width="{width}" height="{height}" alt="{escape(alt)}" '
+        'decoding="async">'
+    )
+
+
+def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """A dimmed gray copy of an image with a map laid over it: uint8 (C, H, W) and (H, W) -> uint8 (3, H, W)."""
+    spread = heat.max() - heat.min()
+    strength = (heat - heat.min()) / spread if spread > 0 else np.zeros(heat.shape)
+    gray = 0.65 * pixels[:3].mean(axis=0)
+    return (gray * (1 - 0.8 * strength) + 0.8 * strength * HEAT[:, None, None]).round().astype(np.uint8)

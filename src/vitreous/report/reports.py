@@ -1,0 +1,206 @@
+"""The reports that training and evaluation end with."""
+
+import csv
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vitreous.augment import Augment
+from vitreous.evaluation import Judged
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import read_recipe
+from vitreous.report.answers import answer_sections, results_section
+from vitreous.report.charts import Line, line_chart
+from vitreous.report.page import SPLITS, Section, duration, facts, gallery, shot, write_page
+from vitreous.report.pictures import Explain
+from vitreous.weights import Bundle
+
+SAMPLES = 30  # images as the model saw them
+
+
+def train_report(
+    folder: Path,
+    bundle: Bundle,
+    judged: dict[str, Judged],
+    samples: tuple[Tensor, Tensor],
+    explain: Explain | None = None,
+) -> None:
+    """Write `report.html` into a finished run's folder, whose files it reads.
+
+    judged: the kept model on `val` and `test`, as far as there are such images. samples: augmented images
+    (B, C, H, W) in 0..1 and their targets, (B,) or (B, K). explain: draws maps beside the gallery's images.
+    """
+    results, data, environment = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("results", "data", "environment")
+    )
+    recipe = read_recipe(str(folder / "recipe.yaml"))
+    with (folder / "metrics.csv").open() as file:
+        history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    config, took = bundle.model.config, duration(results["train_seconds"])
+    lead = (
+        f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
+        f"trained from scratch on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
+    )
+    chosen = (
+        f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by the validation "
+        "images; the test images chose nothing."
+        if "val" in judged
+        else f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
+    )
+    tiles = {
+        "parameters": f"{results['params']:,}",
+        "epoch kept": f"{results['best_epoch']} of {results['epochs']}",
+        "trained in": took,
+        "images a second": f"{results['images_per_second']:,.0f}",
+    }
+    speeds = {
+        "training and validation": f"{took} for {results['passes']:.1f} passes over the training images",
+        "training": f"{results['images_per_second']:,.0f} images/s",
+    }
+    warnings = (folder / "train.log").read_text() if (folder / "train.log").exists() else ""
+    made = [
+        _command(environment),
+        f'<h3>Warnings</h3><pre tabindex="0">{escape(warnings)}</pre>' if warnings else "",
+        f'<div class="grid"><div>{_data(data)}</div><div>{_environment(environment)}</div></div>',
+        f'<details><summary>The recipe, resolved</summary><pre tabindex="0">{escape(recipe.dump())}</pre></details>',
+    ]
+    sections = [
+        results_section(judged, tiles, chosen),
+        Section("learning", "Learning", _learning(history, results["best_epoch"])),
+        *answer_sections(judged, explain),
+        Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
+        Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
+        Section("made", "How it was made", "".join(made)),
+    ]
+    write_page(folder / "report.html", kind="Training report", heading=data["name"], lead=lead, sections=sections)
+
+
+def evaluation_report(
+    file: Path,
+    judged: Judged,
+    *,
+    split: str,
+    model: str,
+    data: str | None,
+    environment: dict[str, Any],
+    explain: Explain | None = None,
+) -> None:
+    """Write the report of a model judged on a split. model, data: what the user called them; None: the run's own."""
+    bundle, count = judged.bundle, judged.figures["count"]
+    source = data or "its own data"
+    tiles = {
+        "parameters": f"{sum(weight.numel() for weight in bundle.model.parameters()):,}",
+        "classes": f"{len(bundle.class_names):,}",
+        "images a second": f"{count / max(judged.seconds, 1e-9):,.0f}",
+        "temperature": f"{bundle.temperature:.3f}",
+    }
+    rows = np.linspace(0, count - 1, min(count, SAMPLES)).astype(int)
+    names = [bundle.class_names[label] for label in judged.labels[rows].tolist()]
+    pixels = judged.images.read(rows, bundle.preprocess)
+    shots = [shot(image, name, escape(name)) for image, name in zip(pixels, names, strict=True)]
+    seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
+    sections = [
+        results_section({split: judged}, tiles, ""),
+        *answer_sections({split: judged}, explain),
+        Section("samples", "What the model saw", seen),
+        Section("speed", "Speed and memory", _speed({}, {split: judged}, None, environment)),
+        Section("made", "How it was made", _command(environment) + _environment(environment)),
+    ]
+    heading = f"{Path(model).name} on {Path(source).name}"
+    lead = f"{model}, judged on the {count:,} {SPLITS[split]} images of {source}."
+    write_page(file, kind="Evaluation report", heading=heading, lead=lead, sections=sections)
+
+
+def _learning(history: Sequence[dict[str, float]], kept: int) -> str:
+    """Loss, top-1 and learning rate by epoch."""
+    epochs = [row["epoch"] for row in history]
+    charts = []
+    for key, title in {"loss": "Loss", "top1": "Top-1"}.items():
+        lines = [Line("training, augmented", "s1 dash", epochs, [row[f"train_{key}"] for row in history])]
+        if f"val_{key}" in history[0]:
+            lines.append(Line("validation", "s0", epochs, [row[f"val_{key}"] for row in history]))
+        charts.append(line_chart(title, lines, x_label="epoch", percent=key == "top1", kept=kept))
+    rates = Line("at the end of the epoch", "s2", epochs, [row["learning_rate"] for row in history])
+    charts.append(line_chart("Learning rate", [rates], x_label="epoch"))
+    note = (
+        "Training figures are means over an epoch, of augmented images and weights that still change; so validation, "
+        "of plain images and the weights at its end, is often the better of the two."
+    )
+    return f'<p class="note">{note}</p><div class="grid">{"".join(charts)}</div>'
+
+
+def _training_samples(samples: tuple[Tensor, Tensor], bundle: Bundle, augment: Augment) -> str:
+    """The first batch, augmented, with the targets that it was trained on."""
+    images, targets = samples[0][:SAMPLES].cpu(), samples[1][:SAMPLES].cpu()
+    pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
+    shots = []
+    for image, target in zip(pixels, targets, strict=True):
+        text = bundle.class_names[int(target)] if target.ndim == 0 else _mixed(target, bundle.class_names)
+        shots.append(shot(image, text, escape(text)))
+    usual = Augment().model_dump()
+    settings = [f"{key} {_plain(value)}" for key, value in augment.model_dump().items() if value != usual[key]]
+    how = f"Augmented on the way: {escape(', '.join(settings))}." if settings else "Nothing was augmented."
+    text = f"<p>The first images of the first epoch, as they reached the model. {how} {_fitting(bundle.preprocess)}</p>"
+    return text + gallery(shots, "small")
+
+
+def _mixed(target: Tensor, class_names: Sequence[str]) -> str:
+    """A soft target (K,) in words: `cat 70% + dog 30%`, or `cat`."""
+    shares, classes = target.topk(2)
+    names = [class_names[k] for k in classes.tolist()]
+    if shares[1] < 0.005:
+        return names[0]
+    return " + ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.tolist(), strict=True))
+
+
+def _fitting(preprocess: Preprocess) -> str:
+    """What happens to each image before the model sees it."""
+    C, H, W = preprocess.shape
+    mean, std = (", ".join(f"{v:.3f}" for v in values) for values in (preprocess.mean, preprocess.std))
+    return (
+        f"The model reads {C} &times; {H} &times; {W} values: pixels in 0..1, less the mean ({mean}), divided by the "
+        f"standard deviation ({std}), which is undone here."
+    )
+
+
+def _plain(value: Any) -> str:
+    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+
+
+def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None, environment: dict[str, Any]) -> str:
+    """speeds: of training. memory: bytes."""
+    rows = dict(speeds)
+    for name, answers in judged.items():
+        rate = len(answers.labels) / max(answers.seconds, 1e-9)
+        rows[f"answering, {SPLITS[name]} images"] = f"{rate:,.0f} images/s"
+    on_cpu, threads = environment["device"] == "cpu", environment["threads"]
+    if memory is not None:
+        where = "of RAM, in this process" if on_cpu else "on the GPU"
+        rows["memory, at most"] = f"{memory / 2**30:.2f} GiB {where}"
+    where = f"{environment['processor']}, {threads} thread{'s' * (threads != 1)}" if on_cpu else environment["device"]
+    rows["computed on"] = f"{where}, {environment['precision']}"
+    return facts(rows)
+
+
+def _command(environment: dict[str, Any]) -> str:
+    return f'<h3>Command</h3><pre tabindex="0">{escape(environment["command"])}</pre>'
+
+
+def _environment(environment: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
+    rows = {key: str(value) for key, value in environment.items() if key not in ("command", "packages")}
+    return f"<h3>Environment</h3>{facts(rows | {'packages': packages})}"
+
+
+def _data(data: dict[str, Any]) -> str:
+    rows = {"source": data["source"]}
+    for name, count in data["counts"].items():
+        per_class = data["per_class"][name]
+        rows[f"{SPLITS[name]} images"] = f"{count:,} ({min(per_class):,} to {max(per_class):,} a class)"
+    rows |= {f"sha256, {SPLITS[name]}": f"{digest[:16]}..." for name, digest in data["hash"].items()}
+    return f"<h3>Data</h3>{facts(rows)}"

@@ -1,0 +1,142 @@
+"""Reports in a real browser: no complaint, no request, all images there, readable at any width, usable by keyboard."""
+
+import io
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from browser import Browser
+from rich.console import Console
+from tiny import stripes, tiny_recipe
+
+from vitreous.data.images import ImageSet
+from vitreous.report.compare import compare_page, read_run
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+
+WIDTHS = (1280, 360)
+
+# The lowest contrast of any text with what lies behind it, and which text that is (WCAG 2.1: at least 4.5)
+CONTRAST = """
+(() => {
+  const rgb = color => {  // "rgb(1 2 3 / .5)" or "color(srgb .1 .2 .3 / .5)"
+    const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number);
+    return color.startsWith("color") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
+  };
+  const behind = element => {
+    const layers = [];
+    for (let e = element; e; e = e.parentElement) layers.push(rgb(getComputedStyle(e).backgroundColor));
+    const over = (under, [r, g, b, a]) => [r, g, b].map((v, i) => a * v + (1 - a) * under[i]);
+    return layers.reduceRight(over, [255, 255, 255]);
+  };
+  const light = color => color.slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  let worst = [99, ""];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
+    if (!own || e.closest("svg") || !e.checkVisibility() || rgb(getComputedStyle(e).color)[3] == 0) continue;
+    const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < worst[0]) worst = [ratio, e.outerHTML.slice(0, 200)];
+  }
+  return worst;
+})()
+"""
+
+# Text that reaches out of the page or is too small to read
+UNREADABLE = """
+[...document.querySelectorAll("body *")].filter(e => {
+  const text = [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
+  if (!text || e.closest("svg, .scroll, nav, pre, .skip") || !e.checkVisibility()) return false;
+  const box = e.getBoundingClientRect(), width = document.documentElement.clientWidth;
+  return parseFloat(getComputedStyle(e).fontSize) < 12 || box.left < 0 || box.right > width;
+}).map(e => e.outerHTML.slice(0, 200))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Reports of a run on a few classes and of one on many, and the comparison of both."""
+    root, files = tmp_path_factory.mktemp("pages"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITREOUS_CACHE", str(root / "cache"))
+        patch.setattr(run_module, "_draw", lambda *_: None)
+        for classes, channels in ((3, 1), (36, 3)):
+            pixels, labels = stripes(4 * classes, channels=channels)
+            labels = np.arange(4 * classes) % classes
+            names = [f"a rather long name of class {i} & more" for i in range(classes)]
+            data = ImageSet.from_arrays(pixels, labels, test=(pixels, labels), class_names=names, name="stripes")
+            recipe = tiny_recipe(augment={"mixup": 0.5}, seed=classes)
+            fit(recipe, data, out=root / str(classes), device="cpu", console=Console(file=io.StringIO()))
+            files[classes] = root / str(classes) / "report.html"
+    compare_page(root / "compare.html", [read_run(root / "3"), read_run(root / "36")])
+    return files | {"compare": root / "compare.html"}
+
+
+@pytest.fixture(params=[3, 36, "compare"])
+def page(request, pages):
+    return pages[request.param]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_page_opens_without_a_complaint_or_a_request_and_is_legible(browser, page, width, dark):
+    browser.open(page, width, dark=dark)
+    assert browser.complaints() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+    images = browser.ask("[...document.images].map(i => i.complete && i.naturalWidth > 0 && i.clientWidth > 20)")
+    assert all(images) and (len(images) > 8 or page.name == "compare.html")
+    assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert browser.ask(UNREADABLE) == []
+    ratio, text = browser.ask(CONTRAST)
+    assert ratio >= 4.5, text
+    assert browser.ask("getComputedStyle(document.body).backgroundColor != 'rgb(255, 255, 255)'")
+
+
+def test_light_and_dark_are_two(browser, page):
+    shades = []
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        shades.append(browser.ask("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"))
+    assert min(shades[0]) > 200 and max(shades[1]) < 60
+
+
+def test_the_keyboard_reaches_everything(browser, page):
+    """The first key leads past the navigation; each link, table that scrolls and summary has its turn, and shows it."""
+    browser.open(page, 360)
+    browser.press("Tab")
+    assert browser.ask("document.activeElement.getAttribute('href')") == "#main"
+    assert browser.ask("document.activeElement.getBoundingClientRect().top >= 0")  # in sight
+    stops = "[...document.querySelectorAll('a, summary, [tabindex=\"0\"]')].filter(e => e.checkVisibility())"
+    expected, seen = browser.ask(f"{stops}.length"), {0}
+    assert expected > 5
+    for _ in range(expected - 1):
+        browser.press("Tab")
+        assert browser.ask("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        seen.add(browser.ask(f"{stops}.indexOf(document.activeElement)"))
+    assert seen == set(range(expected))
+
+
+def test_headings_descend_without_a_gap(browser, page):
+    browser.open(page)
+    levels = browser.ask("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => Number(h.tagName[1]))")
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert browser.ask("document.documentElement.lang") == "en" and browser.ask("document.title")
+
+
+def test_a_page_that_asks_for_something_is_caught(browser, tmp_path):
+    """The test of these tests: a request and a complaint are seen."""
+    page = tmp_path / "bad.html"
+    page.write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('broken')</script>")
+    browser.open(page)
+    assert browser.requests() == [page.resolve().as_uri(), "http://127.0.0.1:9/x.png"]
+    assert any("broken" in complaint for complaint in browser.complaints())
+    assert browser.ask("document.images[0].naturalWidth") == 0

@@ -1,0 +1,130 @@
+"""Runs beside each other: the figures of each, and only what differs in their recipes."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+from rich.console import Console
+from tiny import tiny_recipe, tiny_set
+
+from vitreous.cli import main
+from vitreous.report.compare import compare_page, differences, figures, read_run, render
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+from vitreous.weights import bundle as bundle_module
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with two runs, `a` of three epochs and `b` with another seed, one epoch and no validation."""
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_draw", "_report"):
+            patch.setattr(run_module, name, lambda *_: None)
+        fit(tiny_recipe(epochs=3), tiny_set(), out=root / "a", console=Console(file=io.StringIO()))
+        other = tiny_recipe(epochs=1, seed=5, data={"val_fraction": 0}, augment={"shift": 1})
+        fit(other, tiny_set(), out=root / "b", console=Console(file=io.StringIO()))
+    return root
+
+
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_the_table_holds_the_runs_own_figures(runs):
+    rows = dict(figures([read_run(runs / "a"), read_run(runs / "b")]))
+    a, b = results_of(runs / "a"), results_of(runs / "b")
+    assert rows["test top-1"] == [f"{a['test']['top1']:.2%}", f"{b['test']['top1']:.2%}"]
+    assert rows["validation top-1"] == [f"{a['val']['top1']:.2%}", ""]
+    assert rows["parameters"] == [f"{a['params']:,}"] * 2 and rows["epochs"] == ["3", "1"]
+    assert rows["seconds"] == [f"{r['train_seconds']:,.0f}" for r in (a, b)]
+    assert rows["training images/s"] == [f"{r['images_per_second']:,.0f}" for r in (a, b)]
+
+
+def test_only_what_differs_is_listed(runs):
+    found = dict(differences([read_run(runs / "a"), read_run(runs / "b")]))
+    assert found == {
+        "epochs": ["3", "1"], "seed": ["0", "5"], "data.val_fraction": ["0.25", "0.0"], "augment.shift": ["0", "1"],
+    }  # fmt: skip
+    assert differences([read_run(runs / "a")] * 3) == []
+
+
+def test_a_run_of_before_is_read_with_what_it_has(runs, tmp_path):
+    for name in ("results.json", "recipe.yaml", "data.json"):
+        (tmp_path / name).write_bytes((runs / "a" / name).read_bytes())
+    old = results_of(runs / "a")
+    for key in ("ece", "ece_unscaled", "temperature"):
+        del old["test"][key], old["val"][key]
+    del old["peak_memory"]
+    (tmp_path / "results.json").write_text(json.dumps(old))
+    both = [read_run(tmp_path), read_run(runs / "b")]
+    rows = dict(figures(both))
+    assert rows["test calibration error"][0] == "" and rows["memory, GiB"][0] == ""
+    compare_page(tmp_path / "c.html", both)
+    assert 'aria-label="Top-1 by epoch' in (tmp_path / "c.html").read_text()  # of the run that has kept its epochs
+
+
+@pytest.mark.parametrize("name", ["results.json", "recipe.yaml", "data.json"])
+def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
+    for file in ("results.json", "recipe.yaml", "data.json"):
+        if file != name:
+            (tmp_path / file).write_bytes((runs / "a" / file).read_bytes())
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is no finished run, it has no {name}: train it to the end"):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match=r"^nowhere is no finished run"):
+        read_run("nowhere")
+
+
+def test_a_shipped_name_is_a_run(runs, monkeypatch):
+    monkeypatch.setattr("vitreous.report.compare.SHIPPED", runs)
+    assert read_run("a").results == results_of(runs / "a") and runs != bundle_module.SHIPPED
+
+
+def test_the_page_shows_both_runs(runs, tmp_path):
+    compare_page(tmp_path / "c.html", [read_run(runs / "a"), read_run(runs / "b")])
+    text = (tmp_path / "c.html").read_text()
+    a = results_of(runs / "a")
+    assert text.count(f"{a['test']['top1']:.2%}") >= 2  # in the table, and told of the dot
+    assert re.search(r"Top-1 by epoch: [^\"]*/a from [^\"]*; [^\"]*/b, training from", text)
+    assert "augment.shift" in text and "optim.learning_rate" not in text and "2 runs on stripes." in text
+
+
+def test_runs_on_other_images_are_told_apart(runs, tmp_path):
+    run = read_run(runs / "a")
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in ("results.json", "recipe.yaml", "data.json"):
+        (other / file).write_bytes((runs / "a" / file).read_bytes())
+    (other / "data.json").write_text(json.dumps(run.data | {"name": "spots"}))
+    compare_page(tmp_path / "c.html", [run, read_run(other)])
+    assert "They were not judged on the same images" in (tmp_path / "c.html").read_text()
+
+
+def test_the_tables_fit_a_terminal(runs):
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    for table in render([read_run(runs / "a")] * 2):
+        console.print(table)
+    assert "test top-1" in text.getvalue() and max(map(len, text.getvalue().splitlines())) <= 80
+
+
+def test_the_command_prints_both_tables_and_writes_the_page(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(runs)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def vitreous(*arguments):
+        monkeypatch.setattr(sys, "argv", ["vitreous", "compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, *capsys.readouterr()
+
+    code, out, err = vitreous("a", "b/", "--out", tmp_path / "new" / "c.html")
+    assert (code, err) == (0, "") and "augment.shift" in out and "test top-1" in out
+    assert f"comparison: {tmp_path / 'new' / 'c.html'}" in out and (tmp_path / "new" / "c.html").exists()
+    assert vitreous("a", "nowhere")[::2] == (
+        2, "vitreous: nowhere is no finished run, it has no results.json: train it to the end, or leave it out\n",
+    )  # fmt: skip
+    code, _, err = vitreous("a", "--out", tmp_path)
+    assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file with --out")

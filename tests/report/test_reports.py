@@ -1,0 +1,250 @@
+"""The report of a run and of an evaluation: whole, well formed, self-contained, and with the run's own figures."""
+
+import html.parser
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
+
+from vitreous.data.images import ImageSet, Split
+from vitreous.evaluation import judge
+from vitreous.report import evaluation_report, train_report
+from vitreous.report.answers import answer_sections
+from vitreous.train import run as run_module
+from vitreous.train.run import fit
+
+EMPTY = {"img", "meta", "link", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """A page that has been read: its ids, links, images, texts, and whether its tags close."""
+
+    def __init__(self, file: Path):
+        super().__init__()
+        self.open, self.ids, self.links, self.images, self.loaded, self.texts = [], [], [], [], [], []
+        self.feed(file.read_text())
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values["href"]] if tag == "a" else []
+        self.images += [values] if tag == "img" else []
+        self.loaded += [v for k, v in values.items() if k in ("src", "href", "srcset", "data") and tag != "a"]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        if not {"style", "title"} & set(self.open):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on stripes of which some validation and test images carry a wrong label, so that there are mistakes."""
+    pixels, labels = stripes(24, seed=2)
+    labels = np.where(np.arange(24) % 8 == 0, (labels + 1) % 3, labels)
+    names = ("ant", "<b>&\"bee'$x", "cat")
+    data = ImageSet.from_arrays(
+        *stripes(48), val=(pixels, labels), test=(pixels, labels), class_names=names, name="stripes"
+    )
+    recipe = tiny_recipe(epochs=6, augment={"shift": 1, "mixup": 0.5}, optim={"learning_rate": 0.02})
+    out = tmp_path_factory.mktemp("report") / "run"
+    return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
+
+
+def written(tmp_path, data, recipe=None):
+    """The page of a fresh run."""
+    run = fit(recipe or tiny_recipe(epochs=1), data, out=tmp_path / "run", console=Console(file=io.StringIO()))
+    return Page(run.folder / "report.html"), run
+
+
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+
+
+def test_the_page_is_whole_and_loads_nothing(trained):
+    page = Page(trained.folder / "report.html")
+    assert {link.removeprefix("#") for link in page.links} == set(page.ids) and len(set(page.ids)) == len(page.ids)
+    assert all(url.startswith("data:") for url in page.loaded) and len(page.loaded) > 20
+    text = (trained.folder / "report.html").read_text()
+    assert "<script" not in text and "http://" not in text and "https://" not in text and "@import" not in text
+    assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text
+    assert all(image["alt"] for image in page.images)
+
+
+def test_it_shows_the_figures_of_the_results(trained):
+    text, results = Page(trained.folder / "report.html").text, trained.results
+    for split in ("val", "test"):
+        for name in ("top1", "precision_macro", "f1_micro", "ece", "ece_unscaled"):
+            assert f"{results[split][name]:.2%}" in text
+        assert f"{results[split]['loss']:.4f}" in text
+    assert f"{results['test']['temperature']:.3f}" in text and results["test"]["temperature"] != 1
+    assert f"{results['params']:,}" in text and f"{results['best_epoch']} of 6" in text
+    assert f"{results['images_per_second']:,.0f} images/s" in text
+    assert f"{results['peak_memory'] / 2**30:.2f} GiB" in text
+
+
+def test_it_shows_command_environment_recipe_and_data(trained):
+    text = Page(trained.folder / "report.html").text
+    environment = json.loads((trained.folder / "environment.json").read_text())
+    assert " ".join(environment["command"].split()) in text and environment["platform"] in text
+    assert f"torch {environment['packages']['torch']}" in text
+    assert "learning_rate: 0.02" in text and "48 (16 to 16 a class)" in text
+    assert "shift 1, mixup 0.5" in text and "pixels in 0..1, less the mean (" in text
+
+
+def test_class_names_are_shown_as_they_are(trained):
+    page, text = Page(trained.folder / "report.html"), (trained.folder / "report.html").read_text()
+    assert "<b>&\"bee'$x" in page.text and "<b>&" not in text
+    assert any("<b>&\"bee'$x" in image["alt"] for image in page.images)
+
+
+def test_mistakes_and_hits_are_those_of_the_model(trained):
+    page = Page(trained.folder / "report.html")
+    asked = [image["alt"] for image in page.images if ", answered " in image["alt"]]
+    wrong = [alt for alt in asked if (pair := alt.split(" with ")[0].split(", answered "))[0] != pair[1]]
+    count, top1 = trained.results["test"]["count"], trained.results["test"]["top1"]
+    assert len(wrong) == round(count * (1 - top1)) in range(3, 13) and len(asked) - len(wrong) == 12
+    shares = [float(alt.rpartition(" ")[2].rstrip("%")) for alt in asked]
+    assert shares == [*sorted(shares[: len(wrong)], reverse=True), *sorted(shares[len(wrong) :])]
+
+
+def test_the_samples_carry_the_targets_that_were_trained_on(trained):
+    alts = [image["alt"] for image in Page(trained.folder / "report.html").images if ", answered" not in image["alt"]]
+    assert len(alts) == 8  # a batch
+    mixed = [re.fullmatch(r"(.+) (\d+)% \+ (.+) (\d+)%", alt) for alt in alts]
+    shares = [(int(m[2]), int(m[4])) for m in mixed if m]
+    assert shares and all(a >= b and a + b in (99, 100, 101) for a, b in shares)
+
+
+def test_maps_stand_beside_the_images_they_explain(trained):
+    def speaks(bundle, images, classes):
+        assert images.dtype == torch.uint8 and images.shape[1:] == (1, 8, 8) and classes.dtype == torch.int64
+        asked.extend(classes.tolist())
+        return images.float().mean(dim=1)  # (B, H, W)
+
+    asked = []
+    judged = judge(trained.bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    plain, explained = (answer_sections({"test": judged}, explain)[-1].body for explain in (None, speaks))
+    assert explained.count("<img") == 2 * plain.count("<img") == 2 * len(asked) > 0
+    assert "what speaks for" in explained and "what speaks for" not in plain
+    assert asked == [int(judged.logits[row].argmax()) for row in order_of(judged)]
+
+
+def order_of(judged):
+    shares = (judged.logits.double() / judged.bundle.temperature).softmax(1)
+    confidence, right = shares.max(1).values, judged.logits.argmax(1) == judged.labels
+    rows = sorted((~right).nonzero().flatten().tolist(), key=lambda row: -confidence[row])[:12]
+    return rows + sorted(right.nonzero().flatten().tolist(), key=lambda row: confidence[row])[:12]
+
+
+# --- runs of every kind ---
+
+
+def test_without_validation_the_page_says_so(tmp_path):
+    page, run = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, data={"val_fraction": 0}))
+    assert "There were no validation images: the weights are those after the last of 1 epochs." in page.text
+    assert "The temperature is 1: there were no validation images" in page.text
+    assert f"{run.results['test']['top1']:.2%}" in page.text and "ECE at temperature" not in page.text
+
+
+def test_without_test_images_validation_is_shown(tmp_path):
+    data = replace(tiny_set(), test=None)
+    page, run = written(tmp_path, data)
+    assert f"{run.results['val']['top1']:.2%} top-1 on 12 validation images" in page.text
+
+
+def test_without_either_there_is_a_page_all_the_same(tmp_path):
+    data = replace(tiny_set(), test=None)
+    page, _ = written(tmp_path, data, tiny_recipe(epochs=1, data={"val_fraction": 0}))
+    assert "nothing was judged" in page.text and "samples" in page.ids and "confusion" not in page.ids
+
+
+@pytest.mark.parametrize("classes", [2, 21, 40])
+def test_few_and_many_classes(tmp_path, classes):
+    pixels = np.random.default_rng(0).integers(0, 256, (4 * classes, 3, 8, 8), np.uint8)
+    labels = np.arange(4 * classes) % classes
+    data = ImageSet.from_arrays(pixels, labels, test=(pixels[: classes - 1], labels[: classes - 1]))  # one never occurs
+    page, _ = written(tmp_path, data)
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert ('class="heat"' in text) == (classes > 20) and ('class="confusion' in text) == (classes <= 20)
+    assert "no images" in page.text
+    assert ("The other 20 classes" in page.text) == (classes == 40)
+
+
+def test_a_perfect_model_has_no_mistakes_to_show(tmp_path):
+    page, run = written(tmp_path, tiny_set(), tiny_recipe(epochs=20, optim={"learning_rate": 0.01}))
+    assert run.results["test"]["top1"] == 1
+    assert "Not one image was taken for another class." in page.text and "There are none." in page.text
+
+
+def test_what_was_logged_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "_draw", lambda *_: run_module.log.warning("the <ink> is low"))
+    page, _ = written(tmp_path, tiny_set())
+    assert "Warnings" in page.text and "the <ink> is low" in page.text
+
+
+def test_images_that_are_streamed_are_shown_too(tmp_path):
+    page, _ = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, data={"memory_budget": 1e-9, "workers": 0}))
+    assert len(page.images) > 12
+
+
+# --- evaluations ---
+
+
+ENVIRONMENT = {
+    "command": "vitreous evaluate run 'x & y'", "packages": {"torch": "2"}, "device": "cpu", "threads": 1,
+    "processor": "a processor", "precision": "float32",
+}  # fmt: skip
+
+
+def test_an_evaluation_has_its_report(tmp_path):
+    bundle = replace(tiny_bundle(), temperature=1.5)
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    evaluation_report(
+        tmp_path / "report.html", judged, split="test", model="runs/x", data="photos", environment=ENVIRONMENT
+    )
+    page = Page(tmp_path / "report.html")
+    assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text
+    assert f"{judged.figures['top1']:.2%}" in page.text and "vitreous evaluate run 'x & y'" in page.text
+    assert "ECE at temperature 1.5" in page.text and "learning" not in page.ids
+    assert all(url.startswith("data:") for url in page.loaded)
+    assert sum(", answered" not in image["alt"] for image in page.images) == 12
+
+
+def test_a_split_of_one_image_is_enough(tmp_path):
+    split = tiny_set().test
+    judged = judge(
+        tiny_bundle(), Split(split.images.take([3]), split.labels[[3]]), device=torch.device("cpu"), precision="float32"
+    )
+    evaluation_report(tmp_path / "r.html", judged, split="val", model="m", data=None, environment=ENVIRONMENT)
+    assert "judged on the 1 validation images of its own data." in Page(tmp_path / "r.html").text
+
+
+def test_a_report_is_written_again_from_the_folder_alone(trained, tmp_path):
+    before = (trained.folder / "report.html").read_text()
+    samples = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    train_report(trained.folder, trained.bundle, {}, samples)
+    assert "nothing was judged" in (trained.folder / "report.html").read_text()
+    (trained.folder / "report.html").write_text(before)
