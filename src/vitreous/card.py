@@ -77,15 +77,22 @@ def card(folder: Path, repo: str | None = None) -> str:
     """The model card of a shared folder, from the files in it. repo: owner/name of the Hub, where it lies there."""
     name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(str(folder / "recipe.yaml"))
     data, environment, results = (read(folder / f"{file}.json") for file in ("data", "environment", "results"))
-    config, preprocess, class_names = read_config(folder)
+    config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
+    probabilities = "Its probabilities were not calibrated."
+    if temperature != 1:
+        probabilities = (
+            f"Its probabilities are calibrated on the validation images alone (temperature {temperature:.3f})."
+        )
     limits = [limit] if limit else []
     limits += [
         f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
-        "Measured on images like those it was trained on; on others it will do worse. Its probabilities were not "
-        "calibrated.",
+        f"Measured on images like those it was trained on; on others it will do worse. {probabilities}",
     ]
+    origin, alone = "trained from scratch", " and nothing else"
+    if recipe.start.weights:
+        origin, alone = f"fine-tuned from `{Path(recipe.start.weights).name}`", ""
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
@@ -95,8 +102,8 @@ def card(folder: Path, repo: str | None = None) -> str:
     again = f"vitreous train {'' if source else 'DATA '}--recipe {home}/recipe.yaml"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
-A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, trained from scratch on \
-{counts["train"]:,} of its images and nothing else.
+A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin} on \
+{counts["train"]:,} of its images{alone}.
 {headline(results)}
 
 - {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
