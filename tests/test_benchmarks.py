@@ -32,6 +32,7 @@ def torchvision_imports():
         ("peers", "in the same precision"),
         ("reproduction_speed", "faster by"),
         ("scaling", "peak memory, MB"),
+        ("finetune", "on the split"),
     ],
 )
 def test_quick_runs_print_a_table_and_write_nothing(name, last):

@@ -43,8 +43,8 @@ def make_optimizers(model: ViT, options: OptimOptions) -> list[torch.optim.Optim
     ]
     if matrices:
         groups = [
-            {"params": weights, "lr": share * options.muon_learning_rate, "parts": parts}
-            for kind, parts in ((matrices, 1), (in_three, 3))
+            {"params": weights, "lr": share * options.muon_learning_rate, **parts}
+            for kind, parts in ((matrices, {}), (in_three, {"parts": 3}))
             for share, weights in kind.items()
         ]
         optimizers.append(Muon(groups, options.muon_learning_rate, options.muon_weight_decay, options.muon_momentum))
