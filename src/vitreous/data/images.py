@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from vitreous.data.stores import (
     Images,
     as_pixels,
 )
-from vitreous.recipe import DataOptions
+
+if TYPE_CHECKING:
+    from vitreous.recipe import DataOptions
 
 __all__ = [
     "ArrayImages",
@@ -115,7 +118,7 @@ class ImageSet:
                 others[key] = Split(DatasetImages(dataset), labels)
         return cls(name, name, class_names, split, **others)
 
-    def divided(self, options: DataOptions) -> "ImageSet":
+    def divided(self, options: "DataOptions") -> "ImageSet":
         """The set as a run sees it: with a fold held out for testing, if that is asked for, and validation images."""
         if options.folds is not None and options.fold is None:
             raise ValueError(
