@@ -18,7 +18,8 @@ LAYERS = [
     {"cli", "serve"},
     {"train"},
     {"report", "export"},
-    {"explain", "evaluation", "embedding"},
+    {"explain"},
+    {"evaluation", "embedding"},
     {"prediction", "card"},
     {"weights", "data"},
     {"recipe"},
@@ -28,7 +29,10 @@ LAYERS = [
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Heavy or optional packages, and the only files that may import them, at all or at module level
-ONLY_IN = {"accelerate": {"train/engine.py"}, "matplotlib": {"plots.py"}}
+ONLY_IN = {
+    "accelerate": {"train/engine.py"},
+    "matplotlib": {f"plots/{name}.py" for name in ("canvas", "insight", "run")},
+}
 NEVER_AT_START = {"sklearn", "pyarrow", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"}
 NEVER = {"torchvision", "timm", "transformers", "datasets", "keras", "tensorflow"}
 

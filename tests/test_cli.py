@@ -165,6 +165,66 @@ def test_a_dry_run_tells_and_leaves_one_picture(vitreous, tmp_path):
     assert [path.name for path in (tmp_path / "a").rglob("*") if path.is_file()] == ["first_batch.png"]
 
 
+def test_explain_draws_each_image(vitreous, tmp_path):
+    out_folder = tmp_path / "maps"
+    code, out, err = vitreous(
+        "explain", "run", "photos/test/ant", "photos/test/bee/000.png", "--out", out_folder, "--device", "cpu"
+    )
+    assert (code, err) == (0, "") and len(out.splitlines()) == 5
+    assert sorted(path.name for path in out_folder.glob("*.png")) == [
+        "000-2.png", "000.png", "001.png", "002.png", "003.png",
+    ]  # fmt: skip
+    assert out.splitlines()[-1].startswith("photos/test/bee/000.png: ") and f"{out_folder / '000-2.png'}" in out
+    content = json.loads((out_folder / "000-2.json").read_text())
+    assert content["image"] == "photos/test/bee/000.png" and content["classes"][0] == content["target"]
+    code, out, _ = vitreous(
+        "explain", "run", "photos/test/ant/000.png", "--out", out_folder, "--target", "cat", "--method", "rollout",
+        "--layer", 1, "--head", 2, "--curves",
+    )  # fmt: skip
+    content = json.loads((out_folder / "000.json").read_text())
+    assert code == 0 and (content["target"], content["method"], content["head"]) == ("cat", "rollout", 2)
+    assert content["areas"].keys() == {"rollout", "random"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layer", 2], "layer 2 is not there: this model has 1, give 1 to 1"),
+        (["--head", 0], "head 0 is not there: this model has 2, give 1 to 2"),
+        (["--method", "magic"], "unknown method 'magic': use integrated_gradients, gradient_rollout, rollout"),
+        (["--target", "ants"], "unknown class 'ants': did you mean 'ant'? the model knows ant, bee, cat"),
+        (["--out", "r.yaml"], "r.yaml is a file: name a folder with --out"),
+    ],
+)
+def test_explain_refuses_in_one_line(vitreous, options, message):
+    code, _, err = vitreous("explain", "run", "photos/test/ant/000.png", *options)
+    assert code == 2 and err.startswith(f"vitreous: {message}") and err.count("\n") == 1
+
+
+def test_explain_names_what_is_no_image(vitreous, work, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_text("x")
+    code, out, err = vitreous("explain", "run", bad, "photos/test/ant/000.png", "--out", tmp_path / "maps")
+    assert code == 2 and len(out.splitlines()) == 1
+    assert err == f"vitreous: {bad}: no picture of a kind that Pillow knows\n"
+    code, _, err = vitreous("walk", "run", bad, "--out", tmp_path / "walk.html")
+    assert code == 2 and err == f"vitreous: {bad}: no picture of a kind that Pillow knows\n"
+
+
+def test_look_draws_the_model_with_its_own_images(vitreous, tmp_path):
+    code, out, err = vitreous("look", "run", "--out", tmp_path / "look", "--count", 6, "--device", "cpu")
+    assert (code, err, out) == (0, "", f"pictures: {tmp_path / 'look'}\n")
+    assert json.loads((tmp_path / "look" / "look.json").read_text())["images"] == 6
+    code, out, _ = vitreous("look", "run", "--out", tmp_path / "other", "--data", "photos", "--device", "cpu")
+    assert code == 0 and json.loads((tmp_path / "other" / "look.json").read_text())["images"] == 12
+
+
+def test_walk_writes_one_page(vitreous, tmp_path):
+    code, out, err = vitreous("walk", "run", "photos/test/cat/001.png", "--out", tmp_path / "x" / "walk.html")
+    assert (code, err, out) == (0, "", f"page: {tmp_path / 'x' / 'walk.html'}\n")
+    assert "001.png through run" in (tmp_path / "x" / "walk.html").read_text()
+
+
 def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_path):
     before = (work / "run" / "results.json").read_bytes()
     for split in ("test", "val", "train"):

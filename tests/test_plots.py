@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous import plots
-from vitreous.plots import confusion_matrix, image_grid, learning_curves
+from vitreous.plots import confusion_matrix, image_grid, learning_curves, run
 
 
 def history(epochs, val=True):
@@ -24,7 +23,7 @@ def checked(path):
 def figures(monkeypatch):
     """Figures that are looked at instead of written."""
     made = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: made.append(figure))
+    monkeypatch.setattr(run, "save", lambda figure, path: made.append(figure))
     return made
 
 

@@ -11,7 +11,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
-from vitreous.prediction import fitted, forward, split_features
+from vitreous.prediction import forward, read_image, split_features
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
@@ -62,7 +62,7 @@ def embed_split(
 def embed_image(bundle: Bundle, image: Path | str, device: str = "auto", precision: str = "auto") -> Tensor:
     """Features (D,) of one image. Raises BrokenImage, a ValueError."""
     where = pick_device(device)
-    pixels = torch.from_numpy(fitted(image, bundle.preprocess))[None].to(where)
+    pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)
     model, precision = bundle.model.to(where), pick_precision(precision, where)
     return next(forward(model, [pixels], bundle.preprocess, precision, features=True))[0]
 

@@ -88,13 +88,13 @@ def predict(
         pixels: list[np.ndarray] = []
         for image in images:
             try:
-                pixels.append(fitted(image, bundle.preprocess))
+                pixels.append(read_image(image, bundle.preprocess))
             except BrokenImage as error:
                 if broken is None:
                     raise
                 broken.append(error)
                 continue
-            names.append(_name(image))
+            names.append(image_name(image))
             if len(pixels) == batch_size:
                 yield torch.from_numpy(np.stack(pixels)).to(where)
                 pixels.clear()
@@ -111,19 +111,20 @@ def predict(
     return answers()
 
 
-def fitted(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
+def read_image(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
     if isinstance(image, Image.Image):
         try:
             return preprocess.fit_image(image)
         except Exception as error:  # an opened file is decoded only here
-            raise BrokenImage(f"{_name(image)}: {error}") from error
+            raise BrokenImage(f"{image_name(image)}: {error}") from error
     if not isinstance(image, Path | str):
         raise TypeError(f"predict takes paths and PIL images, not {type(image).__name__}: Image.fromarray makes one")
     return FileImages([image]).read([0], preprocess)[0]
 
 
-def _name(image: Path | str | Image.Image) -> str:
+def image_name(image: Path | str | Image.Image) -> str:
+    """Where an image came from, as far as it knows."""
     return str(getattr(image, "filename", "") or image)
 
 

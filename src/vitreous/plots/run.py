@@ -1,18 +1,14 @@
-"""Every picture of a run. The only file that knows matplotlib; figures are made without its global state."""
+"""Pictures of a run: how it learned, and what it takes for what."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-TRAIN, VAL = "#4477aa", "#cc6677"
+from vitreous.plots.canvas import BLUE, ROSE, plain, save, show
 
-
-def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+TRAIN, VAL = BLUE, ROSE
 
 
 def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: Path) -> None:
@@ -32,11 +28,9 @@ def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: 
             axes.plot(epochs, [row[f"val_{key}"] for row in history], VAL, marker=marker, label="validation")
         axes.axvline(best_epoch, color="gray", linestyle=":", label=f"kept: epoch {best_epoch}")
         axes.set(xlabel="epoch", ylabel=label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
     axes.legend(frameon=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path) -> None:
@@ -57,7 +51,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
         for row, column in np.argwhere(counts > 0):
             color = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=color, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def image_grid(images: np.ndarray, titles: Sequence[str], path: Path, columns: int = 8) -> None:
@@ -67,8 +61,6 @@ def image_grid(images: np.ndarray, titles: Sequence[str], path: Path, columns: i
     for axes in figure.subplots(rows, columns, squeeze=False).flat:
         axes.axis("off")
     for axes, image, title in zip(figure.axes, images, titles, strict=False):
-        gray = image.shape[0] == 1
-        pixels = image[0] if gray else image[:3].transpose(1, 2, 0)
-        axes.imshow(pixels, cmap="gray" if gray else None, vmin=0, vmax=1, interpolation="nearest")
+        show(axes, image)
         axes.set_title(title[:24], fontsize=7, parse_math=False)
-    _save(figure, path)
+    save(figure, path)

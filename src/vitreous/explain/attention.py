@@ -1,0 +1,82 @@
+"""A pass that keeps what the plain one throws away: attention weights, tokens and pooling, with their gradients."""
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.model.attention import attention_weights
+from vitreous.model.vit import Pool, ViT
+
+
+class OpenPass(NamedTuple):
+    """What `open_pass` returns. Sequence N: class token if the head reads it, registers, patches by row."""
+
+    tokens: list[Tensor]
+    """What enters each block, and what leaves the last: L + 1 times (B, N, D)."""
+    attention: list[Tensor]
+    """Attention weights of each block, L times (B, h, N, N), each row summing to 1."""
+    pool: Tensor
+    """The share with which the head reads each token, (B, R, N): R rows side by side, each summing to 1."""
+    logits: Tensor
+    """(B, K)."""
+
+
+def open_pass(model: ViT, images: Tensor) -> OpenPass:
+    """Normalised images (B, C, H, W) through the model, with all that it computes on the way kept in the graph.
+
+    Attention and pooling run as explicit products while this pass runs, and equal the fused ones up to rounding. The
+    plain pass knows nothing of it. Under `torch.no_grad` it is `ViT.trace` with the pooling weights; else every tensor
+    of it can be asked for gradients of the logits, also where the parameters are frozen.
+    """
+    tokens: list[Tensor] = []
+    attention: list[Tensor] = []
+    pool: list[Tensor] = []
+
+    def attend(module: nn.Module, arguments: tuple, _: Tensor) -> Tensor:
+        q, k, v = module.split(*arguments)  # each (B, h, N, d)
+        attention.append(attention_weights(q, k))
+        return module.proj((attention[-1] @ v).transpose(1, 2).flatten(2))
+
+    def read(module: Pool, arguments: tuple, _: Tensor) -> Tensor:
+        pool.append(pool_weights(module, *arguments))
+        if torch.is_grad_enabled() and not pool[-1].requires_grad:
+            pool[-1].requires_grad_()
+        return (pool[-1] @ arguments[0]).flatten(1)  # (B, R D)
+
+    with ExitStack() as hooks:
+        hooks.enter_context(model.blocks[0].register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0])))
+        hooks.enter_context(model.pool.register_forward_hook(read))
+        for block in model.blocks:
+            hooks.enter_context(block.attention.register_forward_hook(attend))
+            hooks.enter_context(block.register_forward_hook(lambda _, arguments, output: tokens.append(output)))
+        logits = model(images.detach().requires_grad_(torch.is_grad_enabled()))
+    return OpenPass(tokens, attention, pool[0], logits)
+
+
+def pool_weights(pool: Pool, x: Tensor) -> Tensor:
+    """The weights of a `Pool` for tokens x (B, N, D): (B, R, N), R = 1, so that pool(x) is their product with x.
+
+    The class token alone, all patches alike, or the patches as the learned score weighs them.
+    """
+    B, N, _ = x.shape
+    if pool.kind == "attention":
+        weights = pool.score(x[:, pool.prefix :]).softmax(dim=1).transpose(1, 2)  # (B, 1, patches)
+        return F.pad(weights, (pool.prefix, 0))
+    weights = x.new_zeros(B, 1, N)
+    if pool.kind == "cls":
+        weights[:, :, 0] = 1
+    else:
+        weights[:, :, pool.prefix :] = 1 / (N - pool.prefix)
+    return weights
+
+
+def read_out(model: ViT, x: Tensor) -> Tensor:
+    """What final norm, pooling and head answer to the tokens of any depth: (B, N, D) -> logits (B, K).
+
+    For the tokens after the last block these are the model's logits; before it, the "logit lens"
+    (nostalgebraist 2020): what the model could already answer there.
+    """
+    return model.head(model.pool(model.norm(x)))

@@ -1,0 +1,221 @@
+"""Explain the answers of a trained model, image by image: `vitreous explain`."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data.stores import BrokenImage
+from vitreous.device import pick_device
+from vitreous.explain.attention import open_pass
+from vitreous.explain.faithfulness import Curves, faithfulness, random_maps
+from vitreous.explain.methods import DEFAULT, Method, check_choice, explanation_maps, rollout, through, to_share
+from vitreous.files import write_json
+from vitreous.model import ViTConfig
+from vitreous.prediction import image_name, read_image
+from vitreous.weights import Bundle, find_bundle
+
+TOP = 5
+WEIGHTS = 1 << 26  # attention weights that one batch may keep: 256 MiB
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One image's answer and what it rests on. Maps are (rows, columns) of patches, >= 0 and summing to 1."""
+
+    image: str
+    pixels: np.ndarray
+    """uint8 (C, H, W), as the model saw them."""
+    classes: tuple[str, ...]
+    """The likeliest, most likely first."""
+    probabilities: tuple[float, ...]
+    target: str
+    """The class that is explained."""
+    target_probability: float
+    method: Method
+    layer: int
+    """The block whose attention is in `attention`, from 1."""
+    head: int | None
+    map: np.ndarray
+    """(rows, columns), by `method`."""
+    rollout: np.ndarray
+    """(rows, columns)."""
+    attention: np.ndarray
+    """(h, rows, columns): what the class token, or the pooled patches, attend to in block `layer`, head by head."""
+    curves: Curves | None
+    """Deletion and insertion of this image, B = 1, when asked for."""
+    random_curves: Curves | None
+    """The same for patches in random order."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What is written beside the figure."""
+        content = {
+            key: getattr(self, key)
+            for key in ("image", "classes", "probabilities", "target", "target_probability", "method", "layer", "head")
+        }
+        content |= {key: getattr(self, key).round(6).tolist() for key in ("map", "rollout", "attention")}
+        if self.curves is not None:
+            content["areas"] = {
+                name: {"deletion": curves.deletion_area.mean().item(), "insertion": curves.insertion_area.mean().item()}
+                for name, curves in ((self.method, self.curves), ("random", self.random_curves))
+            }
+        return content
+
+
+def explain(
+    run: Path | str | Bundle,
+    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
+    *,
+    method: Method = DEFAULT,
+    target: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    curves: bool = False,
+    device: str = "auto",
+    broken: list[BrokenImage] | None = None,
+) -> Iterator[Explanation]:
+    """An Explanation of each image, in order, in batches as large as 256 MiB of attention weights allow; in float32.
+
+    run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
+    image). layer and head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure
+    deletion and insertion. Raises ValueError for a method, class, layer or head that is not there.
+    """
+    where = pick_device(device)
+    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    check_choice(bundle.model, method, layer, head)
+    chosen = None if target is None else class_index(target, bundle.class_names)
+    bundle.model.to(where).eval()
+    images = [images] if isinstance(images, Path | str | Image.Image) else images
+
+    def answers() -> Iterator[Explanation]:
+        readable = _read(images, bundle, broken)
+        while part := list(islice(readable, batch_size(bundle.model.config))):
+            names, pixels = zip(*part, strict=True)
+            yield from _explain_batch(bundle, names, np.stack(pixels), where, method, chosen, layer, head, curves)
+
+    return answers()
+
+
+def _explain_batch(
+    bundle: Bundle,
+    names: Sequence[str],
+    pixels: np.ndarray,
+    device: torch.device,
+    method: Method,
+    target: int | None,
+    layer: int | None,
+    head: int | None,
+    curves: bool,
+) -> Iterator[Explanation]:
+    model, config = bundle.model, bundle.model.config
+    layer = layer or config.depth
+    images = bundle.preprocess.normalise(torch.from_numpy(pixels).to(device))
+    with torch.no_grad():
+        seen = open_pass(model, images)
+    row = seen.pool.mean(dim=1)  # (B, N)
+    probabilities = seen.logits.softmax(dim=1)
+    top = probabilities.topk(min(TOP, config.num_classes), dim=1)
+    targets = top.indices[:, 0] if target is None else torch.full_like(top.indices[:, 0], target)
+    maps = explanation_maps(model, images, method, targets, layer, head)
+    heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
+    flow = rollout(seen.attention, row)
+
+    def on_grid(x: Tensor) -> Tensor:
+        return to_share(x[..., config.prefix :].unflatten(-1, config.grid))
+
+    heads, flow, host_maps = (x.cpu().numpy() for x in (on_grid(heads), on_grid(flow), maps))
+    measured = random = None
+    if curves:
+        measured = faithfulness(model, images, maps, targets)
+        random = faithfulness(model, images, random_maps(model, len(images)).to(device), targets)
+    for i, name in enumerate(names):
+        yield Explanation(
+            image=name,
+            pixels=pixels[i],
+            classes=tuple(bundle.class_names[k] for k in top.indices[i].tolist()),
+            probabilities=tuple(top.values[i].tolist()),
+            target=bundle.class_names[int(targets[i])],
+            target_probability=probabilities[i, targets[i]].item(),
+            method=method,
+            layer=layer,
+            head=head,
+            map=host_maps[i],
+            rollout=flow[i],
+            attention=heads[i],
+            curves=measured.of(i) if measured else None,
+            random_curves=random.of(i) if random else None,
+        )
+
+
+def batch_size(config: ViTConfig) -> int:
+    """Images at a time, so that memory stays bounded at any size: 1 for ViT-B/16 at 384 pixels, 64 for small ones."""
+    return max(1, min(64, WEIGHTS // (config.depth * config.heads * config.tokens**2)))
+
+
+def class_index(name: str, class_names: Sequence[str]) -> int:
+    """Where a class is among the model's. Raises ValueError for one that is not there."""
+    if name in class_names:
+        return class_names.index(name)
+    near = difflib.get_close_matches(name, class_names, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")
+    raise ValueError(f"unknown class '{name}': {hint}the model knows {known}")
+
+
+def write_explanation(explanation: Explanation, patch_size: tuple[int, int], stem: Path) -> None:
+    """One figure and one JSON file: `stem`.png and `stem`.json."""
+    from vitreous.plots import explanation as draw
+
+    e = explanation
+    curves = None
+    if e.curves is not None:
+        pairs = {"deletion": (e.curves.deletion, e.random_curves.deletion)}
+        pairs["insertion"] = (e.curves.insertion, e.random_curves.insertion)
+        curves = {kind: [x.flatten().cpu().numpy() for x in (e.curves.shares, *pair)] for kind, pair in pairs.items()}
+    heads = dict(enumerate(e.attention, start=1))
+    method = e.method.replace("_", " ") + (" (best in the deletion test)" if e.method == DEFAULT else "")
+    draw(
+        e.pixels / 255,
+        patch_size=patch_size,
+        top=list(zip(e.classes, e.probabilities, strict=True)),
+        target=(e.target, e.target_probability),
+        maps={method: e.map, "attention rollout": e.rollout},
+        heads=heads if e.head is None else {e.head: heads[e.head]},
+        layer=e.layer,
+        curves=curves,
+        path=stem.with_name(stem.name + ".png"),
+    )
+    write_json(stem.with_name(stem.name + ".json"), e.to_json())
+
+
+def stems(names: Sequence[str], folder: Path) -> list[Path]:
+    """A file name without suffix for each image; images of one name get numbers: 1, 1-2, 1-3."""
+    given: set[str] = set()
+    result = []
+    for name in names:
+        plain = stem = Path(name).stem or "image"
+        number = 1
+        while stem in given:
+            number += 1
+            stem = f"{plain}-{number}"
+        given.add(stem)
+        result.append(folder / stem)
+    return result
+
+
+def _read(images: Iterable, bundle: Bundle, broken: list[BrokenImage] | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and fitted pixels of each image that can be read."""
+    for image in images:
+        try:
+            yield image_name(image), read_image(image, bundle.preprocess)
+        except BrokenImage as error:
+            if broken is None:
+                raise
+            broken.append(error)

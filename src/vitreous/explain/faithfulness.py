@@ -1,0 +1,90 @@
+"""Is a map right? Take away what it calls important, and see whether the answer falls (Petsiuk et al. 2018)."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.model import ViT
+
+STEPS = 24
+BATCH = 256  # images in one pass
+
+
+class Curves(NamedTuple):
+    """The probability of a class while the patches of an image are taken away, or put in, by importance."""
+
+    shares: Tensor
+    """(S + 1,): the share of patches taken away or put in, from 0 to 1."""
+    deletion: Tensor
+    """(B, S + 1): from the whole image to none of it, most important patches first. A good map makes it fall."""
+    insertion: Tensor
+    """(B, S + 1): from a blurred image to the whole one, most important patches first. A good map makes it rise."""
+
+    def of(self, row: int) -> "Curves":
+        """Those of one image, B = 1."""
+        return Curves(self.shares, self.deletion[row : row + 1], self.insertion[row : row + 1])
+
+    @property
+    def deletion_area(self) -> Tensor:
+        """(B,), area under the deletion curve, 0 to 1: low is good."""
+        return torch.trapezoid(self.deletion, self.shares.to(self.deletion))
+
+    @property
+    def insertion_area(self) -> Tensor:
+        """(B,), area under the insertion curve, 0 to 1: high is good."""
+        return torch.trapezoid(self.insertion, self.shares.to(self.insertion))
+
+
+@torch.no_grad()
+def faithfulness(model: ViT, images: Tensor, maps: Tensor, target: Tensor | None = None) -> Curves:
+    """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
+
+    target: (B,), whose probability is read (default: the likeliest class of each image). Deleted patches get the mean
+    colour of the training images; insertion starts from the image blurred by a Gaussian as wide as a patch. Patches
+    of equal importance go in a random order, the same at every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
+    """
+    model.eval()
+    rows, columns = model.config.grid
+    if maps.shape != (len(images), rows, columns):
+        raise ValueError(f"maps of shape {tuple(maps.shape)}: give {(len(images), rows, columns)}, one for each image")
+    target = model(images).argmax(dim=1) if target is None else target
+    ranks = _ranks(maps.flatten(1))  # (B, N)
+    counts = torch.linspace(0, rows * columns, min(STEPS, rows * columns) + 1, device=images.device).round()
+    blurred = _blur(images, model.config.patch_size)
+    deletion, insertion = [], []
+    for part in torch.arange(len(images), device=images.device).split(max(1, BATCH // len(counts))):
+        important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
+        pixels = important.view(len(part), -1, rows, columns).float()
+        pixels = F.interpolate(pixels, size=images.shape[-2:]).bool()[:, :, None]  # (b, S + 1, 1, H, W)
+        whole = images[part, None]
+        for curve, mixed in (
+            (deletion, torch.where(pixels, 0, whole)),
+            (insertion, torch.where(pixels, whole, blurred[part, None])),
+        ):
+            probabilities = model(mixed.flatten(0, 1)).softmax(dim=1).view(len(part), len(counts), -1)
+            curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
+    return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
+
+
+def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:
+    """Maps that know nothing, (count, rows, columns): what any method has to beat."""
+    return torch.rand(count, *model.config.grid, generator=torch.Generator().manual_seed(seed))
+
+
+def _ranks(importance: Tensor) -> Tensor:
+    """Place of each patch by falling importance, 0 the first: (B, N) -> (B, N)."""
+    shuffled = torch.randperm(importance.shape[1], generator=torch.Generator().manual_seed(0)).to(importance.device)
+    order = shuffled[importance[:, shuffled].argsort(dim=1, descending=True, stable=True)]
+    return order.argsort(dim=1)
+
+
+def _blur(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
+    """A Gaussian as wide as a patch in each direction, the border repeated: (B, C, H, W) -> (B, C, H, W)."""
+    P, Q = patch_size
+    rows, columns = ((-0.5 * (torch.arange(-2 * s, 2 * s + 1) / s) ** 2).exp() for s in (P, Q))
+    kernel = torch.outer(rows, columns)
+    kernel = (kernel / kernel.sum()).to(images).expand(images.shape[1], 1, -1, -1)  # (C, 1, 4 P + 1, 4 Q + 1)
+    padded = F.pad(images, (2 * Q, 2 * Q, 2 * P, 2 * P), mode="replicate")
+    return F.conv2d(padded, kernel, groups=images.shape[1])

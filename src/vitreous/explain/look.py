@@ -1,0 +1,201 @@
+"""Look at the model itself: filters, positions, how far heads look, what becomes of the tokens: `vitreous look`.
+
+The first three views are those of Figure 7 of Dosovitskiy et al. 2021.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
+from vitreous.device import pick_device
+from vitreous.evaluation import own_data
+from vitreous.explain.attention import OpenPass, open_pass
+from vitreous.explain.explanations import batch_size
+from vitreous.files import write_json
+from vitreous.model import ViT
+from vitreous.weights import Bundle, find_bundle
+
+log = logging.getLogger("vitreous")
+
+IMAGES = 128
+COMPONENTS = 28  # as many as the paper shows
+
+
+def look(
+    run: Path | str | Bundle,
+    data: ImageSet | Path | str | None = None,
+    *,
+    out: Path | str = "look",
+    count: int = IMAGES,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Draw a model into the folder `out`, one PNG a view, and return all figures, which are in `look.json` too.
+
+    data: images for the views that need some (default: the run's own); `count` of them are taken evenly from the test
+    images, or else from those for validation or training. Where the data is not known, these views are left out.
+    """
+    from vitreous import plots
+
+    if count < 1:
+        raise ValueError(f"count is {count}: it must be at least 1")
+    where, out = pick_device(device), Path(out)
+    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    model = bundle.model.to(where).eval()
+    components, shares = filter_components(patch_filters(model))
+    positions = position_similarity(model).cpu().numpy()
+    images = _images(bundle, run, data, count)
+    plots.filters(components, shares, "what the patch embedding sees: principal components", out / "filters.png")
+    title = f"positions ({model.config.positions}): which places are alike"
+    plots.position_similarity(positions, title, out / "positions.png")
+    figures = {"filter_variance": shares.round(6).tolist(), "positions": positions.round(4).tolist()}
+    if images is not None:
+        seen = []
+        for part in torch.from_numpy(images).split(batch_size(model.config)):
+            with torch.no_grad():
+                opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
+            views = attention_distance(model, opened), class_token_similarity(model, opened), token_norms(model, opened)
+            seen.append(views)
+        distances, similarities, norms = zip(*seen, strict=True)
+        distance = torch.cat(distances).mean(dim=0).cpu().numpy()
+        similarity = torch.cat(similarities).mean(dim=0).cpu().numpy()
+        spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
+        plots.attention_distance(distance, uniform_distance(model), out / "attention_distance.png")
+        what = "the class token" if model.class_token is not None else "what the head reads"
+        plots.layer_similarity(similarity, f"{what}, depth by depth", out / "class_token_similarity.png")
+        plots.token_norms(spread, out / "token_norms.png")
+        figures |= {
+            "images": len(images),
+            "attention_distance": distance.round(4).tolist(),
+            "attention_distance_uniform": uniform_distance(model),
+            "class_token_similarity": similarity.round(6).tolist(),
+            "token_norms": {kind: values.round(4).tolist() for kind, values in spread.items()},
+        }
+    write_json(out / "look.json", figures)
+    return figures
+
+
+def patch_filters(model: ViT) -> Tensor:
+    """What each channel of the patch embedding answers to, (D, C, P, Q).
+
+    The weights themselves where it is linear. For a stem of convolutions, how its channels change with the pixels of
+    an image of the mean colour: the linear map that it is for faint patterns, as wide as its receptive field.
+    """
+    config = model.config
+    P, Q = config.patch_size
+    if config.patch_embedding != "conv_stem":
+        return model.patches.proj.weight.detach().reshape(config.dim, config.channels, P, Q)
+    around = 5  # patches across: no receptive field of the stem is wider than three of them
+    like = next(model.parameters())
+    image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
+    with torch.enable_grad():
+        token = model.patches(image)[0, around**2 // 2]  # (D,)
+        each = torch.eye(config.dim, device=like.device)
+        (gradient,) = torch.autograd.grad(token, image, each, is_grads_batched=True)
+    seen = gradient[:, 0].abs().amax(dim=(0, 1)) > 0  # (5 P, 5 Q)
+    rows, columns = seen.any(dim=1).nonzero().flatten(), seen.any(dim=0).nonzero().flatten()
+    return gradient[:, 0, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def filter_components(filters: Tensor, count: int = COMPONENTS) -> tuple[np.ndarray, np.ndarray]:
+    """Principal components of filters (D, C, P, Q), largest first: (n, C, P, Q), and their shares of the variance."""
+    flat = filters.flatten(1).double()
+    _, lengths, directions = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    shares = lengths**2 / (lengths**2).sum().clamp(min=1e-30)
+    components = directions[:count].view(-1, *filters.shape[1:])
+    return components.cpu().numpy(), shares[:count].cpu().numpy()
+
+
+def position_similarity(model: ViT) -> Tensor:
+    """Cosine similarity of the positions of any two patches, (rows, columns, rows, columns).
+
+    For rotary positions: by how much less than by its own place a query is met by an equal key elsewhere, when all its
+    pairs are of one length: the mean cosine of the angles between the two.
+    """
+    grid, prefix = model.config.grid, model.config.prefix
+    if model.rotary is not None:
+        table = torch.cat(model.rotary, dim=1)[prefix:]  # (patches, d): cosines, sines
+    else:
+        table = model.positions[0, -grid[0] * grid[1] :].detach()  # (patches, D)
+    table = F.normalize(table.float(), dim=1)
+    return (table @ table.T).view(*grid, *grid)
+
+
+@torch.no_grad()
+def attention_distance(model: ViT, seen: OpenPass) -> Tensor:
+    """How far each head looks, in pixels: (B, L, h), the mean distance between patches, weighted by attention.
+
+    Only attention from patches to patches counts, scaled to sum to 1 for each.
+    """
+    distances, prefix = _patch_distances(model), model.config.prefix
+    means = []
+    for weights in seen.attention:
+        among = weights[:, :, prefix:, prefix:]  # (B, h, patches, patches)
+        means.append((among * distances).sum(dim=-1).div(among.sum(dim=-1).clamp(min=1e-12)).mean(dim=-1))
+    return torch.stack(means, dim=1)
+
+
+def uniform_distance(model: ViT) -> float:
+    """The attention distance, in pixels, of a head that weighs all patches alike."""
+    return _patch_distances(model).mean().item()
+
+
+@torch.no_grad()
+def class_token_similarity(model: ViT, seen: OpenPass) -> Tensor:
+    """Cosine similarity between depths, (B, L + 1, L + 1), of what the head reads: class token or pooled patches."""
+    rows = torch.stack([(seen.pool @ model.norm(x)).flatten(1) for x in seen.tokens], dim=1)  # (B, L + 1, D)
+    rows = F.normalize(rows, dim=-1)
+    return rows @ rows.transpose(1, 2)
+
+
+@torch.no_grad()
+def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
+    """Lengths of the tokens at each depth, by kind: (tokens of all images, L + 1).
+
+    Patches much longer than the others hold no local information; registers take their place (Darcet et al. 2024).
+    """
+    lengths = torch.stack([x.norm(dim=-1) for x in seen.tokens], dim=-1)  # (B, N, L + 1)
+    registers = model.config.registers
+    start = model.config.prefix - registers
+    parts = {"patches": lengths[:, start + registers :]}
+    if start:
+        parts["class token"] = lengths[:, :start]
+    if registers:
+        parts["registers"] = lengths[:, start : start + registers]
+    return {kind: part.flatten(0, 1) for kind, part in parts.items()}
+
+
+def _spread(lengths: Tensor) -> np.ndarray:
+    """Shortest, median and longest at each depth: (n, L + 1) -> (L + 1, 3)."""
+    return torch.stack([lengths.amin(0), lengths.median(0).values, lengths.amax(0)], dim=1).cpu().numpy()
+
+
+def _patch_distances(model: ViT) -> Tensor:
+    """Pixels between the centres of any two patches: (patches, patches)."""
+    rows, columns = (
+        torch.arange(n) * float(p) for n, p in zip(model.config.grid, model.config.patch_size, strict=True)
+    )
+    centres = torch.cartesian_prod(rows, columns).view(-1, 2)
+    return torch.cdist(centres, centres).to(next(model.parameters()).device)
+
+
+def _images(
+    bundle: Bundle, run: Path | str | Bundle, data: ImageSet | Path | str | None, count: int
+) -> np.ndarray | None:
+    """uint8 (n, C, H, W), evenly from one split; None where a run does not say what it was trained on."""
+    try:
+        image_set = data if isinstance(data, ImageSet) else load(data) if data is not None else own_data(run)
+    except ValueError as error:
+        if data is not None:
+            raise
+        log.warning("%s; without images there are only filters and positions", error)
+        return None
+    split = image_set.test or image_set.val or image_set.train
+    rows = np.unique(np.linspace(0, len(split) - 1, count).astype(int))
+    return split.images.read(rows, bundle.preprocess)

@@ -1,0 +1,142 @@
+"""Which patches an answer rests on: five ways to make a map of them."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.explain.attention import open_pass
+from vitreous.model import ViT
+
+Method = Literal["integrated_gradients", "gradient_rollout", "rollout", "grad_cam", "attention"]
+METHODS: tuple[Method, ...] = get_args(Method)
+DEFAULT: Method = "integrated_gradients"
+STEPS = 16
+
+
+def explanation_maps(
+    model: ViT,
+    images: Tensor,
+    method: Method = DEFAULT,
+    target: Tensor | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Tensor:
+    """How much each patch of normalised images (B, C, H, W) matters: (B, rows, columns), >= 0, each map summing to 1.
+
+    target: (B,), the classes to explain (default: the likeliest); `rollout` and `attention` are the same for all
+    classes. layer, 1 to L: the block that `attention` and `grad_cam` look at (default: the last). head, 1 to h: for
+    `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
+
+    The default is what won the deletion and insertion test (`python benchmarks/faithfulness.py RUN DATA`). Insertion
+    area less deletion area, means over test images of small models after one epoch to twenty:
+
+                              digits    MNIST   CIFAR-10   CIFAR-10, class token
+        images                    40       24         32                      24
+        integrated_gradients    0.60     0.54       0.26                    0.24
+        gradient_rollout        0.28     0.42       0.16                    0.11
+        grad_cam                0.28     0.21       0.14                    0.08
+        rollout                 0.31     0.42       0.10                    0.05
+        attention               0.20     0.27       0.10                    0.05
+        a random order          0.11     0.10       0.10                    0.07
+    """
+    check_choice(model, method, layer, head)
+    model.eval()
+    if target is None:
+        with torch.no_grad():
+            target = model(images).argmax(dim=1)
+    if method == "integrated_gradients":
+        return to_share(integrated_gradients(model, images, target).clamp(min=0))
+    with torch.set_grad_enabled(method in ("gradient_rollout", "grad_cam")):
+        seen = open_pass(model, images)
+    layer, prefix = layer or model.config.depth, model.config.prefix
+    attention = [weights.detach() for weights in seen.attention]
+    row = seen.pool.detach().mean(dim=1)  # (B, N)
+    score = seen.logits.gather(1, target[:, None]).sum()  # images do not see each other: each has its own gradient
+    if method == "attention":
+        weights = attention[layer - 1]
+        relevance = through(row, weights.mean(dim=1) if head is None else weights[:, head - 1])
+    elif method == "rollout":
+        relevance = rollout(attention, row)
+    elif method == "gradient_rollout":
+        relevance = gradient_rollout(attention, torch.autograd.grad(score, seen.attention), row)
+    else:
+        tokens = seen.tokens[layer - 1]
+        relevance = grad_cam(tokens.detach(), torch.autograd.grad(score, tokens)[0], prefix)
+    return to_share(relevance[:, prefix:].unflatten(1, model.config.grid))
+
+
+def integrated_gradients(model: ViT, images: Tensor, target: Tensor, steps: int = STEPS) -> Tensor:
+    """What each patch adds to the logit of a class, (B, rows, columns), against an image of the mean colour.
+
+    Gradients are averaged along the straight way from the mean colour, which is 0, to normalised images (B, C, H, W).
+    All patches together add up to the logit's rise on this way, as exactly as `steps` midpoints give the integral.
+    Source: Sundararajan et al. 2017, equation 3.
+    """
+    mean_gradient = torch.zeros_like(images)
+    with torch.enable_grad():
+        for step in range(steps):
+            points = (images.detach() * ((step + 0.5) / steps)).requires_grad_()
+            score = model(points).gather(1, target[:, None]).sum()
+            mean_gradient += torch.autograd.grad(score, points)[0] / steps
+    by_pixel = (images.detach() * mean_gradient).sum(dim=1)  # (B, H, W)
+    return F.avg_pool2d(by_pixel, model.config.patch_size, divisor_override=1)
+
+
+def rollout(attention: Sequence[Tensor], row: Tensor) -> Tensor:
+    """Attention rollout: how much of each input token flows into what the head reads.
+
+    attention: L times (B, h, N, N). row: (B, N), the share with which each token is read after the last block: for a
+    class token 1 there and 0 elsewhere. Returns row (A_L + I)/2 ... (A_1 + I)/2, (B, N), which keeps the sum of row:
+    A_l is the mean of the heads, and I stands for the residual path. Source: Abnar & Zuidema 2020, section 3.
+    """
+    for weights in reversed(attention):
+        row = (row + through(row, weights.mean(dim=1))) / 2
+    return row
+
+
+def gradient_rollout(attention: Sequence[Tensor], gradients: Sequence[Tensor], row: Tensor) -> Tensor:
+    """Rollout along the attention that speaks for the class: row (E_L + I) ... (E_1 + I), (B, N).
+
+    E_l is the mean over heads of the positive part of weights times their gradients, both (B, h, N, N); each of its
+    rows is scaled to sum to 1. Without that, which the source leaves out, gradients spread over many patches by a
+    pooling of patches drown in the residual path. Source: Chefer et al. 2021, "Generic Attention-model
+    Explainability", equations 5 and 6.
+    """
+    for weights, gradient in zip(reversed(attention), reversed(gradients), strict=True):
+        speaking = (weights * gradient).clamp(min=0).mean(dim=1)  # (B, N, N)
+        total = speaking.sum(dim=-1, keepdim=True)
+        row = row + through(row, speaking / total.where(total > 0, 1))
+    return row
+
+
+def grad_cam(tokens: Tensor, gradient: Tensor, prefix: int) -> Tensor:
+    """Grad-CAM on tokens: the positive part of their sum over channels, weighted by the mean gradient, (B, N).
+
+    tokens and gradient: (B, N, D). The mean is over the patches, which are the tokens from `prefix` on.
+    Source: Selvaraju et al. 2017, equations 1 and 2, with tokens for the activations.
+    """
+    weights = gradient[:, prefix:].mean(dim=1, keepdim=True)  # (B, 1, D)
+    return (tokens * weights).sum(dim=-1).clamp(min=0)
+
+
+def through(row: Tensor, matrix: Tensor) -> Tensor:
+    """A row of weights, one step down: (B, N) times (B, N, N)."""
+    return (row[:, None] @ matrix).squeeze(1)
+
+
+def to_share(maps: Tensor) -> Tensor:
+    """Maps (B, ..., rows, columns) >= 0, each scaled to sum to 1; one that is zero everywhere stays so."""
+    total = maps.sum(dim=(-2, -1), keepdim=True)
+    return maps / total.where(total > 0, 1)
+
+
+def check_choice(model: ViT, method: str, layer: int | None, head: int | None) -> None:
+    """Raises ValueError for a method, layer or head that is not there."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method '{method}': use {', '.join(METHODS)}")
+    for name, value, count in (("layer", layer, model.config.depth), ("head", head, model.config.heads)):
+        if value is not None and not 1 <= value <= count:
+            raise ValueError(f"{name} {value} is not there: this model has {count}, give 1 to {count}")

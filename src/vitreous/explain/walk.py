@@ -1,0 +1,244 @@
+"""One image's way through a model, as a page: every step with its shape, its equation and its code: `vitreous walk`."""
+
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.device import pick_device
+from vitreous.explain.attention import open_pass, read_out
+from vitreous.explain.methods import through, to_share
+from vitreous.explain.page import code, page, picture
+from vitreous.files import replace_file
+from vitreous.model import ViT, ViTConfig
+from vitreous.model.attention import Attention, attention_weights
+from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
+from vitreous.model.vit import MLP, Block, Pool
+from vitreous.plots import heat, overlay
+from vitreous.prediction import image_name, read_image
+from vitreous.preprocess import Preprocess
+from vitreous.weights import Bundle, find_bundle
+
+POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos_1d], "sincos2d": [sincos_2d]}
+PATCHES = {
+    "linear": "each patch flattened, times one matrix <b>E</b>",
+    "conv": "one convolution whose stride is its kernel: the same as cutting patches and multiplying each by <b>E</b>",
+    "conv_stem": "3 x 3 convolutions whose fields overlap; the last of them answers where equation 1 has "
+    "<b>x</b><sub>i</sub><b>E</b>",
+}
+POSITIONS = {
+    "learned": "a learned table",
+    "sincos": "a fixed table of sines and cosines over the sequence",
+    "sincos_learned": "a table that began as sines and cosines and was trained on",
+    "sincos2d": "a fixed table of sines and cosines, half of it for the row and half for the column",
+    "rope": "nothing is added: queries and keys are rotated by row and column in each block",
+}
+POOLS = {
+    "cls": "<b>y</b> = LN(<b>z</b><sub>L</sub><sup>class</sup>)  (equation 4)",
+    "mean": "<b>y</b> = 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>)",
+    "attention": "<b>y</b> = Σ<sub>i</sub> w<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>),  "
+    "<b>w</b> = softmax(<b>s</b> · LN(<b>z</b><sub>L</sub>))",
+}
+
+
+@torch.no_grad()
+def walk(
+    run: Path | str | Bundle, image: Path | str | Image.Image, *, out: Path | str = "walk.html", device: str = "auto"
+) -> Path:
+    """Write the page of one image, a single file that needs no network, and return its path.
+
+    run and image: as for `predict`. The code on it is read from the source at that moment. Raises ValueError for an
+    image that cannot be read.
+    """
+    where = pick_device(device)
+    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    model, out = bundle.model.to(where).eval(), Path(out)
+    pixels = read_image(image, bundle.preprocess)  # (C, H, W)
+    normalised = bundle.preprocess.normalise(torch.from_numpy(np.stack([pixels])).to(where))
+    seen = open_pass(model, normalised)
+    lens = torch.cat([read_out(model, x) for x in seen.tokens]).softmax(dim=1).cpu().numpy()  # (L + 1, K)
+    row = seen.pool.mean(dim=1)  # (1, N)
+    shown = pixels / 255
+    top = np.argsort(-lens[-1])[: min(5, len(bundle.class_names))]
+
+    name = Path(image_name(image)).name
+    body = [
+        f"<h1>One image through the model: {escape(name)}</h1>",
+        f"<p>{_facts(model.config)} It answers <b>{escape(bundle.class_names[top[0]])}</b> with "
+        f"{lens[-1, top[0]]:.1%}. Equations are numbered as in Dosovitskiy et al. 2021; B = 1 image.</p>",
+        _pixels_and_patches(model, shown, normalised),
+        _tokens(model, seen.tokens[0]),
+    ]
+    for depth, weights in enumerate(seen.attention, start=1):
+        heads = [_map(model.config, through(row, weights[:, head])) for head in range(weights.shape[1])]
+        body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
+    body.append(_end(model, shown, _map(model.config, row), lens, top, bundle.class_names))
+    html = page(
+        f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}", "\n".join(body)
+    )
+    replace_file(out, lambda part: part.write_text(html, encoding="utf-8"))
+    return out
+
+
+def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> str:
+    config = model.config
+    (rows, columns), (P, Q), C = config.grid, config.patch_size, config.channels
+    gray = (np.repeat(shown[:1], 3, axis=0) if C < 3 else shown[:3]).transpose(1, 2, 0)
+    times = max(1, 224 // max(shown.shape[1:]))
+    large = gray.repeat(times, axis=0).repeat(times, axis=1)
+    tiles = large.reshape(rows, P * times, columns, Q * times, 3)
+    spaced = np.full((rows, P * times + 4, columns, Q * times + 4, 3), 0.5)  # gaps between the patches
+    spaced[:, 2:-2, :, 2:-2] = tiles
+    spaced = spaced.reshape(rows * (P * times + 4), columns * (Q * times + 4), 3)
+    cut = f"{config.image_size[0]}/{P} x {config.image_size[1]}/{Q} = {rows} x {columns} = {rows * columns} patches"
+    equation = "<b>x</b> → [<b>x</b><sub>1</sub><b>E</b>; …; <b>x</b><sub>N</sub><b>E</b>],  "
+    equation += (
+        f"<b>x</b><sub>i</sub> ∈ &#8477;<sup>{P}·{Q}·{C}</sup>, <b>E</b> ∈ &#8477;<sup>{P * Q * C} x {config.dim}</sup>"
+    )
+    if config.patch_embedding == "conv_stem":
+        equation = "<b>x</b> → GELU(BN(<b>x</b> * <b>K</b><sub>1</sub>)) → … → [<b>x</b><sub>1</sub><b>E</b>; …; "
+        equation += "<b>x</b><sub>N</sub><b>E</b>]"
+    low, high = normalised.min().item(), normalised.max().item()
+    return "\n".join(
+        [
+            _step("Pixels", f"(B, C, H, W) = {_shape(normalised)}", "<b>x</b> = (pixels / 255 &minus; &mu;) / &sigma;"),
+            f"<p>Brought to the model's size, then shifted and scaled: now between {low:.2f} and {high:.2f}.</p>",
+            code(Preprocess.fit_image),
+            code(Preprocess.normalise),
+            _step(
+                "Patches",
+                f"(B, N, D) = (1, {rows * columns}, {config.dim})",
+                equation,
+            ),
+            f"<p>{cut}; {PATCHES[config.patch_embedding]}.</p>",
+            '<div class="row">',
+            picture(_bytes(large), "the image as the model sees it", 224),
+            picture(_bytes(spaced), f"cut into patches of {P} x {Q} pixels", 224 + 4 * columns),
+            "</div>",
+            code(type(model.patches)),
+        ]
+    )
+
+
+def _tokens(model: ViT, tokens: Tensor) -> str:
+    config = model.config
+    front = ["the class token"] if model.class_token is not None else []
+    front += [f"{config.registers} registers"] if config.registers else []
+    before = f"Before the patches stand {' and '.join(front)}. " if front else "No token stands before the patches. "
+    positions = "" if config.positions == "rope" else " + <b>E</b><sub>pos</sub>"
+    first = "<b>x</b><sub>class</sub>; " if model.class_token is not None else ""
+    table = heat(tokens[0].float().cpu().numpy())
+    return "\n".join(
+        [
+            _step(
+                "Tokens with positions",
+                f"(B, N, D) = {_shape(tokens)}",
+                f"<b>z</b><sub>0</sub> = [{first}<b>x</b><sub>1</sub><b>E</b>; …; <b>x</b><sub>N</sub><b>E</b>]"
+                f"{positions}  (equation 1)",
+            ),
+            f"<p>{before}Positions: {POSITIONS[config.positions]}.</p>",
+            picture(table, f"z0: {tokens.shape[1]} tokens (rows) of {config.dim} numbers, dark low, bright high", 640),
+            code(ViT.embed),
+            *map(code, POSITION_CODE.get(config.positions, [rotary_table, rotate])),
+        ]
+    )
+
+
+def _block(model: ViT, depth: int, shown: np.ndarray, heads: list[np.ndarray], answers: str) -> str:
+    config = model.config
+    N, h, d = config.tokens, config.heads, config.head_dim
+    parts = [f"<h2>Block {depth} of {config.depth}</h2>"]
+    if depth == 1:
+        parts += [
+            f'<p class="shape">q, k, v: (B, h, N, d) = (1, {h}, {N}, {d}) · weights: (B, h, N, N) = '
+            f"(1, {h}, {N}, {N}) · tokens in and out: (B, N, D) = (1, {N}, {config.dim})</p>",
+            _equation(
+                "[<b>q</b>, <b>k</b>, <b>v</b>] = LN(<b>z</b>) <b>U</b><sub>qkv</sub>  (5)",
+                "A = softmax(<b>q</b> <b>k</b><sup>T</sup> / √d)  (6)",
+                "MSA(<b>z</b>) = [A<sub>1</sub><b>v</b><sub>1</sub>; …; A<sub>h</sub><b>v</b><sub>h</sub>] "
+                "<b>U</b><sub>msa</sub>  (7, 8)",
+                "<b>z</b>&prime; = MSA(LN(<b>z</b>)) + <b>z</b>  (2)",
+                "<b>z</b> = MLP(LN(<b>z</b>&prime;)) + <b>z</b>&prime;  (3)",
+            ),
+            *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
+        ]
+    reader = "the class token reads" if model.class_token is not None else "the patches that the head reads look at"
+    parts += [
+        f"<p>What {reader}, head by head:</p>",
+        '<div class="row">',
+        *(picture(overlay(shown, values, 112), f"head {i}", 112) for i, values in enumerate(heads, start=1)),
+        "</div>",
+        f"<p>If the model ended here, it would answer:</p>{answers}",
+    ]
+    return "\n".join(parts)
+
+
+def _end(
+    model: ViT, shown: np.ndarray, weights: np.ndarray, lens: np.ndarray, top: np.ndarray, names: tuple[str, ...]
+) -> str:
+    config = model.config
+    logits = "<b>W</b><sub>2</sub> tanh(<b>W</b><sub>1</sub><b>y</b>)" if config.head_hidden else "<b>W y</b>"
+    header = "".join(f"<th>{escape(names[k])}</th>" for k in top)
+    lines = "".join(f"<tr><td>{depth}</td>{''.join(map(_cell, row[top]))}</tr>" for depth, row in enumerate(lens))
+    return "\n".join(
+        [
+            _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.dim})", POOLS[config.pool]),
+            *([] if config.pool == "cls" else [picture(overlay(shown, weights), "weight of each patch", 224)]),
+            code(Pool.forward),
+            _step(
+                "Head and probabilities",
+                f"(B, K) = (1, {config.num_classes})",
+                f"<b>a</b> = {logits},  p<sub>k</sub> = exp(a<sub>k</sub>) / Σ<sub>j</sub> exp(a<sub>j</sub>)",
+            ),
+            code(ViT.forward),
+            code(ViT.forward_features),
+            _answers(lens[-1], names, 5),
+            "<h2>The answer, depth by depth</h2>",
+            "<p>The tokens after each block, read as if they were the last (a logit lens; 0 is before the first "
+            "block). The head never learned to read these, so early rows are a hint and no verdict.</p>",
+            f'<div class="scroll"><table><tr><th>after block</th>{header}</tr>{lines}</table></div>',
+            code(read_out),
+        ]
+    )
+
+
+def _facts(config: ViTConfig) -> str:
+    return (
+        f"{config.depth} blocks of {config.heads} heads, tokens {config.dim} wide, patches of {config.patch_size[0]} x "
+        f"{config.patch_size[1]} pixels, {config.num_classes} classes."
+    )
+
+
+def _step(title: str, shape: str, equation: str) -> str:
+    return f'<h2>{title}</h2>\n<p class="shape">{shape}</p>\n{_equation(equation)}'
+
+
+def _equation(*lines: str) -> str:
+    return f'<div class="equation">{"<br>".join(lines)}</div>'
+
+
+def _answers(probabilities: np.ndarray, names: tuple[str, ...], count: int = 3) -> str:
+    """The likeliest classes with bars."""
+    order = np.argsort(-probabilities)[:count]
+    lines = "".join(f"<tr><td>{escape(names[k])}</td>{_cell(probabilities[k])}</tr>" for k in order)
+    return f'<table class="answers">{lines}</table>'
+
+
+def _cell(probability: float) -> str:
+    return f'<td>{probability:.1%}<span class="bar" style="width:{probability:.1%}"></span></td>'
+
+
+def _map(config: ViTConfig, row: Tensor) -> np.ndarray:
+    """What a row of weights (1, N) gives the patches: (rows, columns)."""
+    return to_share(row[:, config.prefix :].unflatten(1, config.grid))[0].float().cpu().numpy()
+
+
+def _bytes(pixels: np.ndarray) -> np.ndarray:
+    return np.rint(255 * pixels).astype(np.uint8)
+
+
+def _shape(x: Tensor) -> str:
+    return f"({', '.join(map(str, x.shape))})"

@@ -1,0 +1,30 @@
+"""What all pictures share: colours, images as they are, and files. Figures are made without matplotlib's state."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # told apart by the colour-blind, too (Paul Tol's "muted")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, and the folder it goes to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def show(axes: Axes, image: np.ndarray) -> None:
+    """An image (C, H, W) in 0..1, each pixel as it is; gray unless it has three colours."""
+    gray = image.shape[0] < 3
+    pixels = image[0] if gray else image[:3].transpose(1, 2, 0)
+    axes.imshow(pixels, cmap="gray" if gray else None, vmin=0, vmax=1, interpolation="nearest")
+
+
+def plain(axes: Axes) -> None:
+    """Light lines behind the data, no box around it, whole numbers below."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,116 @@
+"""`explain`: answers and maps for image files, and the figure and the JSON file of each."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import CLASSES, tiny_bundle, write_images
+
+from vitreous import predict
+from vitreous.data.stores import BrokenImage
+from vitreous.explain import METHODS, explain, explanation_maps
+from vitreous.explain.explanations import batch_size, class_index, stems, write_explanation
+from vitreous.model import ViTConfig
+
+
+@pytest.fixture
+def files(tmp_path):
+    return sorted(write_images(tmp_path / "photos", 2).rglob("*.png"))
+
+
+def test_answers_are_those_of_predict(files):
+    bundle = tiny_bundle()
+    explained, predicted = list(explain(bundle, files, device="cpu")), list(predict(bundle, files, device="cpu"))
+    assert len(explained) == 6
+    for mine, theirs in zip(explained, predicted, strict=True):
+        assert (mine.image, mine.classes) == (theirs.image, theirs.classes)
+        assert mine.probabilities == pytest.approx(theirs.probabilities, abs=0.01)
+        assert mine.target == theirs.classes[0] and mine.target_probability == mine.probabilities[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pool", ["cls", "mean", "attention"])
+def test_maps_are_those_of_the_method(files, method, pool):
+    bundle = tiny_bundle(pool=pool, registers=1)
+    explained = list(explain(bundle, files, method=method, target="bee", device="cpu"))
+    pixels = torch.from_numpy(np.stack([e.pixels for e in explained]))
+    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, torch.ones(6, dtype=torch.long))
+    np.testing.assert_allclose(np.stack([e.map for e in explained]), maps.numpy(), atol=1e-6)
+    assert all(e.target == "bee" and e.attention.shape == (2, 2, 2) and e.curves is None for e in explained)
+    for e in explained:
+        assert e.rollout.sum() == pytest.approx(1, abs=1e-5)
+        assert e.attention.sum(axis=(1, 2)).tolist() == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_head_attention_is_that_of_the_class_token(files):
+    bundle = tiny_bundle(depth=2)
+    (explained,) = explain(bundle, files[0], layer=1, device="cpu")
+    trace = bundle.model.trace(bundle.preprocess.normalise(torch.from_numpy(explained.pixels[None])))
+    row = trace.attention[0][0, :, 0, 1:]
+    np.testing.assert_allclose(explained.attention, (row / row.sum(1, keepdim=True)).view(2, 2, 2), atol=1e-5)
+    assert explained.layer == 1
+
+
+def test_batches_are_bounded_by_the_attention_weights_they_keep():
+    assert batch_size(ViTConfig(size="B/16", image_size=384)) == 1
+    assert batch_size(ViTConfig(image_size=28, patch_size=4, dim=64, depth=3, heads=2)) == 64
+
+
+def test_batches_change_nothing(files, monkeypatch):
+    bundle = tiny_bundle()
+    together = [e.map for e in explain(bundle, files, device="cpu")]
+    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    alone = [e.map for e in explain(bundle, files, device="cpu")]
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("curves", [False, True])
+def test_a_figure_and_a_json_file_are_written(files, tmp_path, curves):
+    bundle = tiny_bundle()
+    (e,) = explain(bundle, files[0], curves=curves, device="cpu")
+    write_explanation(e, bundle.model.config.patch_size, tmp_path / "new" / "v1.5")
+    picture = np.asarray(Image.open(tmp_path / "new" / "v1.5.png").convert("L"))
+    assert picture.shape == (864, 1152) and picture.min() < 50 < 250 < picture.max()
+    content = json.loads((tmp_path / "new" / "v1.5.json").read_text())
+    assert content["image"] == str(files[0]) and content["classes"] == list(e.classes)
+    assert content["method"] == "integrated_gradients" and content["layer"] == 1 and content["head"] is None
+    np.testing.assert_allclose(content["map"], e.map, atol=1e-6)
+    assert ("areas" in content) == curves
+    if curves:
+        assert content["areas"]["integrated_gradients"]["deletion"] == pytest.approx(e.curves.deletion_area.item())
+        assert content["areas"]["random"]["insertion"] == pytest.approx(e.random_curves.insertion_area.item())
+
+
+def test_colour_and_pictures_in_memory_are_explained(tmp_path):
+    bundle = tiny_bundle(channels=3, patch_size=(2, 4), positions="rope", depth=2)
+    (e,) = explain(bundle, Image.new("RGB", (30, 20), "red"), head=2, method="attention", device="cpu")
+    assert e.map.shape == (4, 2) and e.pixels.shape == (3, 8, 8)
+    np.testing.assert_allclose(e.map, e.attention[1], atol=1e-6)
+    write_explanation(e, bundle.model.config.patch_size, tmp_path / "x")
+    assert (tmp_path / "x.png").stat().st_size > 5000
+
+
+def test_broken_images_are_noted_or_raised(files, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    broken = []
+    assert len(list(explain(tiny_bundle(), [files[0], bad, files[1]], device="cpu", broken=broken))) == 2
+    assert len(broken) == 1 and "bad.png" in str(broken[0])
+    with pytest.raises(BrokenImage, match=r"bad\.png: no picture of a kind that Pillow knows"):
+        list(explain(tiny_bundle(), bad, device="cpu"))
+
+
+def test_a_class_that_is_not_there_is_one_line():
+    assert class_index("bee", CLASSES) == 1
+    with pytest.raises(ValueError, match=r"unknown class 'beee': did you mean 'bee'\? the model knows ant, bee, cat"):
+        class_index("beee", CLASSES)
+    with pytest.raises(ValueError, match="unknown class '': the model knows ant, bee, cat"):
+        explain(tiny_bundle(), [], target="")
+
+
+def test_images_of_one_name_get_numbers(tmp_path):
+    names = ["a/x.png", "b/x.jpg", "x.2.png", "c/x.png", "x-2.png"]
+    assert [stem.name for stem in stems(names, tmp_path)] == ["x", "x-2", "x.2", "x-3", "x-2-2"]
+    assert stems(["a/x.png"], tmp_path) == [tmp_path / "x"]

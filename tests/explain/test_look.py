@@ -1,0 +1,151 @@
+"""`look`: the figures of a model itself, by hand where they can be counted."""
+
+import json
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_models import small
+from tiny import tiny_bundle, tiny_set
+from torch import nn
+
+from vitreous.explain.attention import OpenPass, open_pass
+from vitreous.explain.look import (
+    attention_distance,
+    class_token_similarity,
+    filter_components,
+    look,
+    patch_filters,
+    position_similarity,
+    token_norms,
+    uniform_distance,
+)
+
+ALWAYS = {"filters.png", "positions.png", "look.json"}
+WITH_IMAGES = {"attention_distance.png", "class_token_similarity.png", "token_norms.png"}
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_filters_of_a_linear_embedding_are_its_weights(kind):
+    model = small(patch_embedding=kind)
+    filters = patch_filters(model)
+    assert filters.shape == (16, 3, 4, 4)
+    image = torch.zeros(1, 3, 8, 12)
+    image[0, 1, 2, 3] = 1  # one pixel of the first patch: channel, row, column
+    change = model.patches(image)[0, 0] - model.patches(torch.zeros_like(image))[0, 0]
+    torch.testing.assert_close(filters[:, 1, 2, 3], change, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("stem", "field"), [((4,), 7), ((4, 6), 9), ((4, 6, 8), 11)])
+def test_filters_of_a_stem_are_what_its_tokens_change_by(stem, field):
+    model = small(patch_embedding="conv_stem", stem_channels=stem, image_size=20)
+    for parameter in model.patches.parameters():
+        nn.init.normal_(parameter)
+    filters = patch_filters(model)
+    assert filters.shape == (16, 3, field, field)  # the receptive field
+    image = torch.zeros(1, 3, 20, 20, dtype=torch.double)
+    model.double()
+    step = 1e-4 * torch.randn_like(image)
+    change = (model.patches(image + step) - model.patches(image - step))[0, 12] / 2  # of the patch in the middle
+    start = 8 - (field - 1) // 2  # the field of the patch that begins at row and column 8
+    window = step[:, :, start : start + field, start : start + field]
+    torch.testing.assert_close((window * filters).sum(dim=(1, 2, 3)), change, atol=1e-7, rtol=1e-3)
+
+
+def test_components_are_orthonormal_and_ordered():
+    filters = torch.randn(16, 1, 2, 3) * torch.tensor([[[[5.0, 1, 1], [1, 1, 1]]]])
+    components, shares = filter_components(filters)
+    assert components.shape == (6, 1, 2, 3)
+    np.testing.assert_allclose(components.reshape(6, 6) @ components.reshape(6, 6).T, np.eye(6), atol=1e-9)
+    assert shares.sum() == pytest.approx(1) and (np.diff(shares) <= 0).all()
+    assert abs(components[0, 0, 0, 0]) > 0.9  # where most of the variance was put
+
+
+def test_positions_are_alike_by_the_cosine_of_their_vectors():
+    model = small(registers=1)
+    similarity = position_similarity(model)
+    assert similarity.shape == (2, 3, 2, 3)
+    a, b = model.positions[0, 1 + 1], model.positions[0, 1 + 3]  # after the class token: patches (0, 1) and (1, 0)
+    assert similarity[0, 1, 1, 0].item() == pytest.approx(nn.functional.cosine_similarity(a, b, dim=0).item(), abs=1e-5)
+    assert similarity[1, 2, 1, 2].item() == pytest.approx(1, abs=1e-5)
+
+
+def test_rotary_positions_are_alike_by_the_cosines_of_their_angles():
+    """Head width 8: two pairs turn with the row and two with the column, by 1 and 100^(-1/2) a step."""
+    similarity = position_similarity(small(positions="rope"))
+    assert similarity[0, 0, 0, 1].item() == pytest.approx((2 + math.cos(1) + math.cos(0.1)) / 4, abs=1e-5)
+    assert similarity[0, 0, 1, 2].item() == pytest.approx(
+        (math.cos(1) + math.cos(0.1) + math.cos(2) + math.cos(0.2)) / 4, abs=1e-5
+    )
+    assert similarity[1, 1, 1, 1].item() == pytest.approx(1)
+
+
+def test_attention_distance_is_counted_in_pixels():
+    """A grid of 2 x 3 patches of 4 pixels: one head looks at the patch itself, one at the next column, or back."""
+    model = small(registers=1)
+    own = torch.eye(8)
+    beside = torch.zeros(8, 8)
+    beside[:, 0] = 0.5  # half of the attention goes to the class token, and does not count
+    for i, j in ((2, 3), (3, 4), (4, 3), (5, 6), (6, 7), (7, 6)):
+        beside[i, j] = 0.5
+    seen = OpenPass([], [torch.stack([own, beside])[None]], torch.zeros(1, 1, 8), torch.zeros(1, 5))
+    assert attention_distance(model, seen)[0].tolist() == [pytest.approx([0, 4])]
+    steps = [0, 0, 0, 0, 0, 0] + [4] * 8 + [8] * 4 + [4] * 6 + [math.hypot(4, 4)] * 8 + [math.hypot(4, 8)] * 4
+    assert uniform_distance(model) == pytest.approx(sum(steps) / 36)
+
+
+def test_the_read_vector_is_compared_between_depths(model, images):
+    seen = open_pass(model, images)
+    similarity = class_token_similarity(model, seen)
+    assert similarity.shape == (4, 4, 4)
+    np.testing.assert_allclose(similarity.diagonal(dim1=1, dim2=2), 1, atol=1e-5)
+    read = [model.pool(model.norm(x)) if model.config.pool != "attention" else None for x in seen.tokens]
+    if read[0] is not None:
+        expected = nn.functional.cosine_similarity(read[1], read[3])
+        torch.testing.assert_close(similarity[:, 1, 3], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_token_norms_are_told_apart_by_kind(images):
+    model = small(registers=2)
+    seen = open_pass(model, images)
+    norms = token_norms(model, seen)
+    assert {kind: tuple(values.shape) for kind, values in norms.items()} == {
+        "patches": (24, 4), "class token": (4, 4), "registers": (8, 4),
+    }  # fmt: skip
+    assert norms["class token"][2, 3].item() == pytest.approx(seen.tokens[3][2, 0].norm().item())
+    assert norms["registers"][1, 0].item() == pytest.approx(model.registers[0, 1].norm().item(), rel=1e-5)
+    assert norms["patches"][7, 1].item() == pytest.approx(seen.tokens[1][1, 3 + 1].norm().item())
+    assert set(token_norms(small(pool="mean"), open_pass(small(pool="mean"), images))) == {"patches"}
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "attention"])
+@pytest.mark.parametrize("positions", ["learned", "rope", "sincos2d"])
+def test_every_view_is_written(tmp_path, pool, positions):
+    bundle = tiny_bundle(pool=pool, positions=positions, registers=2, depth=2)
+    figures = look(bundle, tiny_set(), out=tmp_path / "new", count=5, device="cpu")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == ALWAYS | WITH_IMAGES
+    for name in ALWAYS | WITH_IMAGES - {"look.json"}:
+        if name.endswith(".png"):
+            pixels = np.asarray(Image.open(tmp_path / "new" / name).convert("L"))
+            assert pixels.min() < 128 < pixels.max()
+    assert json.loads((tmp_path / "new" / "look.json").read_text()) == figures
+    assert figures["images"] == 5 and np.shape(figures["attention_distance"]) == (2, 2)
+    assert np.shape(figures["class_token_similarity"]) == (3, 3)
+    assert {np.shape(v) for v in figures["token_norms"].values()} == {(3, 3)}
+
+
+def test_a_model_without_known_data_shows_what_needs_no_images(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        figures = look(tiny_bundle(), out=tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == ALWAYS and "images" not in figures
+    assert "does not say what it was trained on" in caplog.text
+
+
+def test_data_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'nowhere' is no file or folder here"):
+        look(tiny_bundle(), "nowhere", out=tmp_path, device="cpu")
+    with pytest.raises(ValueError, match="count is 0: it must be at least 1"):
+        look(tiny_bundle(), count=0, out=tmp_path)

@@ -1,0 +1,111 @@
+"""The page of one image: whole, self-contained, with the figures of the model and the lines of the source."""
+
+import html
+import inspect
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import CLASSES, tiny_bundle
+
+from vitreous.explain.page import code, colored
+from vitreous.explain.walk import walk
+from vitreous.model.attention import attention_weights
+from vitreous.model.vit import Block, Pool, ViT
+
+VOID = {"meta", "img", "br"}
+MODELS = [
+    {},
+    {"pool": "attention", "patch_embedding": "conv_stem", "stem_channels": (4,), "registers": 2, "depth": 2},
+    {"pool": "mean", "positions": "rope", "head_hidden": 5, "heads": 4},
+    {"positions": "sincos2d", "patch_embedding": "linear", "channels": 3, "patch_size": (2, 4)},
+]
+
+
+class Reader(HTMLParser):
+    """Checks that tags close in order, and collects text and attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.attributes = [], "", []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture
+def photo(tmp_path):
+    path = tmp_path / "a <b>.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30), np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=str)
+def test_the_page_is_whole_and_asks_nothing_of_the_network(photo, tmp_path, fields):
+    path = walk(tiny_bundle(**fields), photo, out=tmp_path / "new" / "page.html", device="cpu")
+    text = path.read_text(encoding="utf-8")
+    reader = Reader(text)
+    links = [value for tag, name, value in reader.attributes if name in ("src", "href", "srcset", "action")]
+    assert links and all(value.startswith("data:image/png;base64,") for value in links)
+    assert not re.search(r"https?://|url\(|@import|<script", text)
+    assert "a <b>.png" in reader.text and "a <b>.png" not in text
+    assert all(value for tag, name, value in reader.attributes if name == "alt")
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=str)
+def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
+    bundle = tiny_bundle(**fields)
+    reader = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8"))
+    config = bundle.model.config
+    for shape in (
+        (1, config.channels, 8, 8), (1, config.tokens, 16), (1, config.heads, config.tokens, config.tokens),
+        (1, config.heads, config.tokens, config.head_dim), (1, 3),
+    ):  # fmt: skip
+        assert f"({', '.join(map(str, shape))})" in reader.text
+    pixels = torch.from_numpy(np.stack([bundle.preprocess.fit_image(Image.open(photo))]))
+    with torch.no_grad():
+        probabilities = bundle.model(bundle.preprocess.normalise(pixels)).softmax(dim=1)[0]
+    assert f"It answers {CLASSES[probabilities.argmax()]} with {probabilities.max():.1%}" in reader.text
+    assert all(f"{p:.1%}" in reader.text for p in probabilities.tolist())
+    assert reader.text.count("If the model ended here") == config.depth
+
+
+def test_the_code_is_that_of_the_source(photo, tmp_path):
+    bundle = tiny_bundle()
+    text = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8")).text
+    for thing in (Block.forward, attention_weights, Pool.forward, ViT.embed, ViT.forward, type(bundle.model.patches)):
+        lines, first = inspect.getsourcelines(thing)
+        assert inspect.cleandoc(lines[0]) in text and lines[-1].strip() in text
+        assert f"{thing.__qualname__} · vitreous/" in text and f".py:{first}" in text
+
+
+def test_colouring_changes_no_letter_of_the_code():
+    source = inspect.getsource(ViT)
+    text = colored(source)
+    assert html.unescape(re.sub(r"</?[biu]>", "", text)) == source
+    assert "<b>def</b> forward" in text and "<i># (1, 1, D)</i>" in text and "<u>&quot;cls&quot;</u>" in text
+
+
+def test_short_code_is_open_and_long_code_waits_for_a_click():
+    assert code(attention_weights).startswith("<details open>") and code(ViT).startswith("<details><summary>")
+
+
+def test_what_is_no_image_is_one_line(tmp_path):
+    bad = tmp_path / "x.png"
+    bad.write_text("x")
+    with pytest.raises(ValueError, match=r"x\.png: no picture of a kind that Pillow knows"):
+        walk(tiny_bundle(), bad, out=tmp_path / "page.html", device="cpu")
+    assert not (tmp_path / "page.html").exists()
