@@ -1,0 +1,110 @@
+"""Every picture of the guide: python docs/guide/pictures.py [NAME ...] draws them anew into docs/guide/images/."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+IMAGES = Path(__file__).parent / "images"
+
+# Paul Tol's "bright": told apart by colour-blind readers, too
+BLUE, RED, GREEN, YELLOW, CYAN, PURPLE, GRAY = (
+    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777",
+)  # fmt: skip
+INK = "#222222"
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure, in units of 100 pixels: 12 is the widest that fits the page."""
+    return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
+
+
+def bare(axes: Axes, title: str = "") -> None:
+    """No ticks and no frame: for pictures and drawings."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=12, color=INK)
+
+
+def plain(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """The frame of a plot: two axes and a faint grid."""
+    axes.set_title(title, fontsize=12, color=INK)
+    axes.set_xlabel(xlabel, color=INK)
+    axes.set_ylabel(ylabel, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+
+
+# Chapter 1: images and patches
+
+
+def scene(side: int = 224) -> np.ndarray:
+    """A painted landscape, (side, side, 3) in 0..1: sky, sun, hills and a lake, so that each patch shows something."""
+    y, x = np.mgrid[0:side, 0:side] / side
+    sky = np.stack([0.95 - 0.5 * (0.6 - y), 0.75 - 0.15 * (0.6 - y), 0.6 + 0.5 * (0.6 - y)], axis=-1)
+    picture = sky.clip(0, 1)
+    picture[(x - 0.7) ** 2 + (y - 0.24) ** 2 < 0.011] = (1.0, 0.85, 0.35)
+    picture[y > 0.52 - 0.20 * np.exp(-(((x - 0.3) / 0.16) ** 2)) - 0.06 * np.sin(9 * x)] = (0.42, 0.45, 0.62)
+    picture[y > 0.62 - 0.10 * np.exp(-(((x - 0.8) / 0.2) ** 2)) - 0.03 * np.sin(14 * x)] = (0.20, 0.45, 0.35)
+    lake = (((x - 0.45) / 0.42) ** 2 + ((y - 0.83) / 0.09) ** 2) < 1
+    picture[lake] = (0.35, 0.60, 0.78)
+    picture[lake & (np.sin(160 * y + 3 * np.sin(20 * x)) > 0.6)] = (0.62, 0.80, 0.90)
+    return picture
+
+
+def image_to_tokens() -> Figure:
+    """An image of 224 pixels, its 14 x 14 patches, and the row of tokens that they become."""
+    picture, patch = scene(), 16
+    chart = figure(12, 5.4)
+    top, bottom = chart.subfigures(2, 1, height_ratios=[3.6, 1])
+    whole, cut = top.subplots(1, 2)
+    whole.imshow(picture)
+    bare(whole, "an image: 224 x 224 pixels, 3 colours")
+    apart = np.ones((14 * 19, 14 * 19, 3))
+    for row in range(14):
+        for column in range(14):
+            tile = picture[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+            apart[row * 19 : row * 19 + patch, column * 19 : column * 19 + patch] = tile
+    cut.imshow(apart)
+    bare(cut, "14 x 14 = 196 patches of 16 x 16 pixels")
+    line = bottom.subplots()
+    shown = [*range(84, 100)]  # a row of patches and a bit, through the hills
+    line.add_patch(_box(0, BLUE))
+    line.text(8, 8, "class", color="white", ha="center", va="center", fontsize=9)
+    for place, index in enumerate(shown, start=1):
+        row, column = divmod(index, 14)
+        tile = picture[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+        line.imshow(tile, extent=(place * 20, place * 20 + 16, 16, 0))
+        line.text(place * 20 + 8, 22, str(index + 1), ha="center", va="center", fontsize=9, color=INK)
+    line.text(8, 22, "0", ha="center", va="center", fontsize=9, color=INK)
+    line.set(xlim=(-4, 17 * 20 + 4), ylim=(27, -2), aspect="equal")
+    bare(line, "the sequence: one class token and 196 patches, read row by row (numbers 85 to 100 are shown)")
+    return chart
+
+
+def _box(left: float, color: str):
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((left, 0), 16, 16, color=color)
+
+
+# File name without .png -> the function that draws it
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "01-image-to-tokens": image_to_tokens,
+}
+
+
+def draw(name: str, folder: Path) -> Path:
+    """Draw one picture: folder/NAME.png."""
+    file = folder / f"{name}.png"
+    PICTURES[name]().savefig(file, metadata={"Software": None})
+    return file
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or PICTURES:
+        print(draw(name, IMAGES))
