@@ -1,4 +1,4 @@
-"""The chapters as code: `python docs/guide/chapters.py [01 02 ...]` runs them and writes what each block prints under it."""
+"""The chapters as code: python docs/guide/chapters.py [01 ...] runs them and writes under each block what it prints."""
 
 import contextlib
 import io

@@ -5,8 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+import vitreous as vt
+from vitreous.model.patches import LinearPatches
+from vitreous.weights import Bundle, find_bundle
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -86,15 +93,85 @@ def image_to_tokens() -> Figure:
     return chart
 
 
-def _box(left: float, color: str):
-    from matplotlib.patches import Rectangle
-
+def _box(left: float, color: str) -> Rectangle:
     return Rectangle((left, 0), 16, 16, color=color)
+
+
+def patch_embedding() -> Figure:
+    """A digit, one of its patches as a row of pixels, and that row times a matrix: one token."""
+    config = vt.ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=10, dim=6, depth=1, heads=1, pool="mean")
+    torch.manual_seed(4)
+    embedding = LinearPatches(config)
+    image = torch.from_numpy(vt.load_data("digits").test.images.array[:1]) / 255
+    row = image[0, 0, :4, 4:].reshape(1, 16).numpy()
+    with torch.no_grad():
+        embedding.proj.bias.zero_()  # it is left out of the picture
+        token = embedding(image)[0, 1:2].numpy()
+        weights = embedding.proj.weight.T.numpy()
+    image = image.numpy()
+    chart = figure(11, 3.6)
+    digit, flat, matrix, result = chart.subplots(1, 4, width_ratios=[8, 11, 4, 5])
+    digit.imshow(image[0, 0], cmap="gray_r", vmin=0, vmax=1)
+    for line in (-0.5, 3.5, 7.5):
+        digit.plot([-0.5, 7.5], [line, line], color=BLUE, lw=1.5)
+        digit.plot([line, line], [-0.5, 7.5], color=BLUE, lw=1.5)
+    digit.plot([3.5, 7.5, 7.5, 3.5, 3.5], [-0.5, -0.5, 3.5, 3.5, -0.5], color=RED, lw=4)
+    bare(digit, "8 x 8 pixels, four patches")
+    flat.imshow(row, cmap="gray_r", vmin=0, vmax=1)
+    for line in np.arange(17) - 0.5:
+        flat.plot([line, line], [-0.5, 0.5], color=RED, lw=0.8)
+    flat.plot([-0.5, 15.5, 15.5, -0.5, -0.5], [-0.5, -0.5, 0.5, 0.5, -0.5], color=RED, lw=2)
+    flat.text(16.6, 0, "x", fontsize=16, ha="center", va="center", color=INK)
+    bare(flat, "$x_p$: the patch as a row of 16")
+    matrix.imshow(weights, cmap="RdBu", vmin=-0.3, vmax=0.3)
+    matrix.text(6.7, 7.5, "=", fontsize=16, ha="center", va="center", color=INK)
+    bare(matrix, "E: 16 x 6")
+    result.imshow(token, cmap="RdBu", vmin=-1.6, vmax=1.6)
+    for place, value in enumerate(token[0]):
+        result.text(place, 0, f"{value:.1f}", ha="center", va="center", fontsize=9, color=INK)
+    bare(result, "a token: 6 numbers")
+    return chart
+
+
+# Chapter 2: the class token
+
+
+def shipped_model_on_digits(count: int) -> tuple[Bundle, torch.Tensor]:
+    """The model models/mnist, and digits as MNIST has them, uint8 (count, 1, 28, 28): 20 x 20 in the middle."""
+    small = vt.load_data("digits").test.images.array[:count, 0]
+    images = np.zeros((count, 1, 28, 28), np.uint8)
+    for place, digit in enumerate(small):
+        images[place, 0, 4:24, 4:24] = np.asarray(Image.fromarray(digit).resize((20, 20), Image.Resampling.BICUBIC))
+    return Bundle.load(find_bundle("mnist")), torch.from_numpy(images)
+
+
+def pooling() -> Figure:
+    """How much each patch counts in the answer: alike in the mean, by its own look in a learned weighted mean."""
+    bundle, images = shipped_model_on_digits(6)
+    with torch.inference_mode():
+        tokens = bundle.model.forward_features(bundle.preprocess.normalise(images))
+        weights = bundle.model.pool.score(tokens).softmax(dim=1).squeeze(-1)  # (B, N)
+    chart = figure(11, 3.8)
+    grid = chart.subplots(2, 6)
+    for column in range(6):
+        grid[0, column].imshow(images[column, 0].numpy(), cmap="gray_r", vmin=0, vmax=255)
+        shown = grid[1, column].imshow(weights[column].view(7, 7).numpy() * 100, cmap="Blues", vmin=0, vmax=8)
+        for axes in grid[:, column]:
+            bare(axes)
+            axes.spines[:].set(visible=True, color=GRAY)
+    grid[0, 0].set_ylabel("image", fontsize=12, color=INK)
+    grid[1, 0].set_ylabel("weight of patches", fontsize=12, color=INK)
+    bar = chart.colorbar(shown, ax=grid[1], extend="max", label="% of the answer")
+    bar.ax.axhline(100 / 49, color=RED, lw=2)
+    bar.ax.text(-0.4, 100 / 49, "mean", color=RED, ha="right", va="center", fontsize=10)
+    return chart
 
 
 # File name without .png -> the function that draws it
 PICTURES: dict[str, Callable[[], Figure]] = {
     "01-image-to-tokens": image_to_tokens,
+    "01-patch-embedding": patch_embedding,
+    "02-pooling": pooling,
 }
 
 
