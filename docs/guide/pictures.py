@@ -13,6 +13,7 @@ from PIL import Image
 
 import vitreous as vt
 from vitreous.model.patches import LinearPatches
+from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.weights import Bundle, find_bundle
 
 IMAGES = Path(__file__).parent / "images"
@@ -167,11 +168,54 @@ def pooling() -> Figure:
     return chart
 
 
+# Chapter 3: positions
+
+
+def position_tables() -> Figure:
+    """The sine-cosine table of a sequence, and its waves one by one."""
+    table = sincos_1d(49, 64).numpy()
+    chart = figure(11, 3.9)
+    heat, waves = chart.subplots(1, 2, width_ratios=[1.15, 1])
+    shown = heat.imshow(table, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+    heat.set(xlabel="channel", ylabel="position in the sequence")
+    heat.set_title("each row is the vector of one position", fontsize=12, color=INK)
+    chart.colorbar(shown, ax=heat)
+    for channel, color in ((0, BLUE), (12, RED), (24, GREEN), (40, PURPLE)):
+        waves.plot(table[:, channel], color=color, label=f"channel {channel}", lw=2, marker=".", ms=5)
+    plain(waves, "each channel is a wave, slower and slower", "position in the sequence", "")
+    waves.legend(frameon=False, ncols=4, fontsize=9, loc="lower center", bbox_to_anchor=(0.46, -0.36), columnspacing=1)
+    return chart
+
+
+def position_similarity() -> Figure:
+    """How like each position is to the one in the middle of a 7 x 7 grid: four ways to say where a patch stands."""
+    learned = Bundle.load(find_bundle("mnist")).model.positions[0].detach()
+    cos, sin = rotary_table((7, 7), 64, 0)
+    ones = torch.ones(1, 1, 49, 64)  # the same query and the same key everywhere: what is left is the place
+    turned = rotate(ones, cos, sin)[0, 0]
+    kinds = {
+        "learned (models/mnist)": learned - learned.mean(dim=0),  # what all places share says nothing of place
+        "sincos": sincos_1d(49, 64),
+        "sincos2d": sincos_2d((7, 7), 64),
+        "rope": turned,
+    }
+    chart = figure(11, 3.3)
+    for axes, (name, table) in zip(chart.subplots(1, 4), kinds.items(), strict=True):
+        similarity = torch.nn.functional.cosine_similarity(table[24:25], table).view(7, 7).numpy()
+        axes.imshow(similarity, cmap="Blues")
+        axes.plot(3, 3, marker="x", color="white", ms=10, mew=2.5)
+        bare(axes, name)
+        axes.set_xlabel(f"white {similarity.min():.2f}, dark {similarity.max():.2f}", color=INK)
+    return chart
+
+
 # File name without .png -> the function that draws it
 PICTURES: dict[str, Callable[[], Figure]] = {
     "01-image-to-tokens": image_to_tokens,
     "01-patch-embedding": patch_embedding,
     "02-pooling": pooling,
+    "03-tables": position_tables,
+    "03-similarity": position_similarity,
 }
 
 
