@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 import vitreous as vt
+from vitreous.model.attention import attention_weights
 from vitreous.model.patches import LinearPatches
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.weights import Bundle, find_bundle
@@ -209,6 +210,104 @@ def position_similarity() -> Figure:
     return chart
 
 
+# Chapter 4: attention
+
+
+def attention_step_by_step() -> Figure:
+    """Four tokens: queries, keys, scores, weights, values and their weighted means, in numbers."""
+    q = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 1.0], [0.0, 0.0]])
+    k = torch.tensor([[2.0, 0.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
+    v = torch.tensor([[10.0, 0.0], [0.0, 10.0], [5.0, 5.0], [0.0, 0.0]])
+    weights = attention_weights(q[None, None], k[None, None])[0, 0]
+    tables = {
+        "$q$": (q, "Blues", "{:.0f}"),
+        "$k$": (k, "Blues", "{:.0f}"),
+        "scores $q k^T / \\sqrt{d}$": (q @ k.T / 2**0.5, "Purples", "{:.2f}"),
+        "weights $A$: softmax of each row": (weights, "Greens", "{:.2f}"),
+        "$v$": (v, "Blues", "{:.0f}"),
+        "output $A v$": (weights @ v, "Oranges", "{:.1f}"),
+    }
+    chart = figure(12, 2.7)
+    for axes, (name, (table, colors, form)) in zip(
+        chart.subplots(1, 6, width_ratios=[2, 2, 4, 4, 2, 2]), tables.items(), strict=True
+    ):
+        axes.imshow(table.numpy(), cmap=colors, vmin=0, vmax=1.8 * table.max().item(), aspect="auto")
+        for row, column in np.ndindex(*table.shape):
+            axes.text(column, row, form.format(table[row, column]), ha="center", va="center", fontsize=11, color=INK)
+        bare(axes, name)
+        axes.set_yticks(range(4), [f"token {i}" for i in range(4)] if name == "$q$" else [""] * 4)
+        axes.tick_params(length=0)
+    return chart
+
+
+def heads_of_a_patch() -> Figure:
+    """Where one patch of a digit looks, in each block and head of models/mnist."""
+    bundle, images = shipped_model_on_digits(5)
+    trace = bundle.model.trace(bundle.preprocess.normalise(images[4:]))
+    place = 17  # row 2, column 3: on the stroke
+    chart = figure(12, 2.7)
+    panels = chart.subplots(1, 7)
+    left, top = place % 7 * 4 - 0.5, place // 7 * 4 - 0.5
+    panels[0].imshow(images[4, 0].numpy(), cmap="gray_r")
+    panels[0].add_patch(Rectangle((left, top), 4, 4, fill=False, color=RED, lw=3))
+    bare(panels[0], "who looks")
+    for panel, (block, head) in zip(panels[1:], np.ndindex(3, 2), strict=True):
+        weights = trace.attention[block][0, head, place].view(7, 7).numpy()
+        panel.imshow(images[4, 0].numpy(), cmap="gray_r", alpha=0.35)
+        panel.imshow(weights, cmap="Blues", alpha=0.75, extent=(-0.5, 27.5, 27.5, -0.5), vmin=0)
+        panel.add_patch(Rectangle((left, top), 4, 4, fill=False, color=RED, lw=2))
+        bare(panel, f"block {block + 1}, head {head + 1}")
+        panel.set_xlabel(f"darkest: {weights.max():.0%}", color=INK)
+    for panel in panels:
+        panel.spines[:].set(visible=True, color=GRAY)
+    return chart
+
+
+# Chapter 5: the MLP and GELU
+
+
+def gelu_and_relu() -> Figure:
+    """Both functions, their slopes, and how far the approximation by tanh is off."""
+    x = torch.linspace(-4, 4, 401, dtype=torch.float64, requires_grad=True)
+    functions = {"ReLU": (torch.relu, RED), "GELU": (torch.nn.functional.gelu, BLUE)}
+    chart = figure(11, 3.5)
+    values, slopes, error = chart.subplots(1, 3)
+    at = x.detach().numpy()
+    for name, (function, color) in functions.items():
+        y = function(x)
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        values.plot(at, y.detach().numpy(), color=color, lw=2.5, label=name)
+        slopes.plot(at, slope.numpy(), color=color, lw=2.5, label=name)
+    gap = torch.nn.functional.gelu(x, approximate="tanh") - torch.nn.functional.gelu(x)
+    error.plot(at, gap.detach().numpy() * 1000, color=PURPLE, lw=2.5)
+    plain(values, "the function", "x", "")
+    plain(slopes, "its slope", "x", "")
+    plain(error, "GELU by tanh, minus GELU", "x", "thousandths")
+    values.legend(frameon=False, fontsize=11)
+    return chart
+
+
+def hidden_units() -> Figure:
+    """A curve made of GELUs: the best sum of 4, 8 and 24 of them, each bent at its own place."""
+    x = torch.linspace(-3, 3, 301)
+    wanted = torch.sin(2 * x) + 0.4 * torch.sin(5 * x)
+    chart = figure(11, 3.3)
+    for axes, width in zip(chart.subplots(1, 3, sharey=True), (4, 8, 24), strict=True):
+        units = gelu_units(x, width)
+        weights = torch.linalg.lstsq(units.double(), wanted.double()[:, None], driver="gelsd").solution[:, 0]
+        axes.plot(x.numpy(), wanted.numpy(), color=GRAY, lw=5, alpha=0.4, label="wanted")
+        axes.plot(x.numpy(), (units.double() @ weights).numpy(), color=BLUE, lw=2, label="sum of GELUs")
+        plain(axes, f"{width} hidden units", "x", "")
+    chart.axes[0].legend(frameon=False, fontsize=9, loc="lower left")
+    return chart
+
+
+def gelu_units(x: torch.Tensor, width: int) -> torch.Tensor:
+    """x (n,) -> (n, width + 1): hidden units GELU(a x + b) that bend at places spread over x, and a bias."""
+    bends = torch.linspace(x.min(), x.max(), width + 1)[:-1]
+    return torch.cat([torch.nn.functional.gelu(4 * (x[:, None] - bends)), torch.ones(len(x), 1)], dim=1)
+
+
 # File name without .png -> the function that draws it
 PICTURES: dict[str, Callable[[], Figure]] = {
     "01-image-to-tokens": image_to_tokens,
@@ -216,6 +315,10 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "02-pooling": pooling,
     "03-tables": position_tables,
     "03-similarity": position_similarity,
+    "04-attention": attention_step_by_step,
+    "04-heads": heads_of_a_patch,
+    "05-gelu": gelu_and_relu,
+    "05-hidden-units": hidden_units,
 }
 
 
