@@ -308,6 +308,45 @@ def gelu_units(x: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([torch.nn.functional.gelu(4 * (x[:, None] - bends)), torch.ones(len(x), 1)], dim=1)
 
 
+# Chapter 6: residuals and norms
+
+
+def with_and_without() -> Figure:
+    """Tokens on their way through 24 fresh blocks, with and without the two helps: their differences, their lengths."""
+    torch.manual_seed(0)
+    config = vt.ViTConfig(size="nano/2", image_size=8, channels=1, num_classes=10, depth=24)
+    model = vt.ViT(config).double()  # to follow differences far below float32
+    images = torch.from_numpy(vt.load_data("digits").test.images.array[:16]) / 255.0
+    ways = {
+        "shortcut and norm": (lambda block, x: block(x), BLUE, "-"),
+        "shortcut only": (lambda block, x: (y := x + block.attention(x)) + block.mlp(y), GREEN, "--"),
+        "norm only": (lambda block, x: block.mlp(block.norm2(block.attention(block.norm1(x)))), RED, "-."),
+        "neither": (lambda block, x: block.mlp(block.attention(x)), GRAY, ":"),
+    }
+    chart = figure(11, 3.9)
+    unlike, length = chart.subplots(1, 2)
+    for name, (step, color, style) in ways.items():
+        with torch.no_grad():
+            states = [model.embed(images.double())]
+            for block in model.blocks:
+                states.append(step(block, states[-1]))
+        unlike.semilogy([difference(x) for x in states], color=color, ls=style, lw=2.5, label=name)
+        length.semilogy([x.norm(dim=-1).mean().item() for x in states], color=color, ls=style, lw=2.5, label=name)
+    plain(unlike, "how much the tokens of an image differ", "blocks passed", "1 - mean cosine, logarithmic")
+    unlike.set_ylim(1e-12, 3)  # float64 rounds off what is much smaller
+    plain(length, "how long they are", "blocks passed", "mean norm, logarithmic")
+    length.legend(frameon=False, fontsize=11, loc="lower left")
+    return chart
+
+
+def difference(x: torch.Tensor) -> float:
+    """1 minus the mean cosine between two different tokens of the same image, for tokens x (B, N, D)."""
+    N = x.shape[1]
+    unit = torch.nn.functional.normalize(x, dim=-1)
+    squares = (unit[:, :, None] - unit[:, None]).square().sum(dim=-1)  # of two unit vectors: 2 - 2 cosine
+    return (squares.sum(dim=(1, 2)) / 2 / (N * (N - 1))).mean().item()
+
+
 # File name without .png -> the function that draws it
 PICTURES: dict[str, Callable[[], Figure]] = {
     "01-image-to-tokens": image_to_tokens,
@@ -319,6 +358,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "04-heads": heads_of_a_patch,
     "05-gelu": gelu_and_relu,
     "05-hidden-units": hidden_units,
+    "06-with-and-without": with_and_without,
 }
 
 
