@@ -67,7 +67,8 @@ def test_every_picture_is_drawn_shown_and_small():
     shown = {path.name for chapter in CHAPTERS for mark, _, path in links(chapter) if mark}
     assert shown == {f"{name}.png" for name in pictures.PICTURES} == {p.name for p in pictures.IMAGES.iterdir()}
     for path in pictures.IMAGES.iterdir():
-        assert path.stat().st_size < 120_000 and Image.open(path).width <= 1200, path.name
+        with Image.open(path) as image:
+            assert path.stat().st_size < 120_000 and image.width <= 1200, path.name
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
