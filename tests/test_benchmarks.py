@@ -28,6 +28,7 @@ def torchvision_imports():
         ("attention", "2, 2, 197, 64"),
         ("deployment", "batch 32        int8"),
         ("augment", "kornia draws the two RandAugment operations for the whole batch"),
+        ("cures", "after two passes"),
         ("loading", "ours, later epochs, streamed"),
         ("peers", "in the same precision"),
         ("reproduction_speed", "faster by"),

@@ -1,20 +1,31 @@
 """Every picture of the guide: python docs/guide/pictures.py [NAME ...] draws them anew into docs/guide/images/."""
 
+import contextlib
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import chapters
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyBboxPatch, Rectangle
 from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from torch import nn
 
 import vitreous as vt
+import vitreous.augment as augmentation
+from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import attention_weights
 from vitreous.model.patches import LinearPatches
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
+from vitreous.model.summary import summarise
+from vitreous.recipe import OptimOptions
+from vitreous.train.optim import rate_factor
 from vitreous.weights import Bundle, find_bundle
 
 IMAGES = Path(__file__).parent / "images"
@@ -347,6 +358,235 @@ def difference(x: torch.Tensor) -> float:
     return (squares.sum(dim=(1, 2)) / 2 / (N * (N - 1))).mean().item()
 
 
+def variables(number: str) -> dict:
+    """What the code of a chapter has computed when it is done, by name."""
+    (chapter,) = chapters.GUIDE.glob(f"{number}-*.md")
+    namespace = {"__name__": chapter.stem}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in chapters.BLOCK.finditer(chapter.read_text()):
+            exec(block["code"], namespace)
+    return namespace
+
+
+# Chapter 7: dropout
+
+
+def dropout() -> Figure:
+    """Dropout blanks numbers of the tokens; stochastic depth blanks branches of images, later ones more often."""
+    torch.manual_seed(0)
+    chart = figure(11, 4.2)
+    left, right = chart.subplots(1, 2, width_ratios=[1.6, 1])
+    numbers = nn.Dropout(0.25)(torch.ones(9, 24)) > 0
+    left.imshow(numbers, cmap=ListedColormap(["white", BLUE]), vmin=0, vmax=1)
+    _cells(left, 9, 24)
+    left.set(xlabel="24 channels", ylabel="9 tokens of one image")
+    left.set_title("dropout, p = 0.25: single numbers", fontsize=12, color=INK)
+    config = ViTConfig(image_size=8, patch_size=4, dim=8, heads=1, depth=6, drop_path=0.5)
+    branches = [block.drop_path.train()(torch.ones(9, 1, 1)).flatten() > 0 for block in ViT(config).blocks]
+    right.imshow(torch.stack(branches, dim=1), cmap=ListedColormap(["white", GREEN]), vmin=0, vmax=1)
+    _cells(right, 9, 6)
+    right.set_xticks(range(6), range(6))
+    right.set(xlabel="block", ylabel="9 images of a batch")
+    right.set_title("stochastic depth, p = 0 to 0.5: whole branches", fontsize=12, color=INK)
+    return chart
+
+
+def _cells(axes: Axes, rows: int, columns: int) -> None:
+    """Lines between the cells of a table, and no ticks."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.hlines(np.arange(rows + 1) - 0.5, -0.5, columns - 0.5, color="#bbbbbb", linewidth=0.8)
+    axes.vlines(np.arange(columns + 1) - 0.5, -0.5, rows - 0.5, color="#bbbbbb", linewidth=0.8)
+    axes.spines[:].set_visible(False)
+
+
+# Chapter 8: hyperparameters
+
+KNOBS = {
+    "width D": {"dim": 512},
+    "depth L": {"depth": 12},
+    "MLP ratio r": {"mlp_ratio": 4.0},
+    "heads h": {"heads": 16},
+    "patches a side": {"patch_size": 2},
+}
+
+
+def knobs() -> Figure:
+    """What doubling each size costs, and the four schedules."""
+    chart = figure(12, 4.2)
+    left, right = chart.subplots(1, 2)
+    start = {"size": "mini", "image_size": 32, "patch_size": 4, "num_classes": 10}
+    one = summarise(ViTConfig(**start))
+    changed = [summarise(ViTConfig(**start | change)) for change in KNOBS.values()]
+    places = np.arange(len(KNOBS))
+    for shift, color, label, values in (
+        (-0.2, BLUE, "parameters", [two.parameters / one.parameters for two in changed]),
+        (0.2, RED, "FLOPs", [two.flops / one.flops for two in changed]),
+    ):
+        bars = left.barh(places + shift, values, 0.38, color=color, label=label)
+        left.bar_label(bars, fmt="x %.2g", padding=3, fontsize=10, color=INK)
+    plain(left, "one thing doubled", "times as many", "")
+    left.set_yticks(places, KNOBS, fontsize=11)
+    left.set_xlim(0, max(bar.get_width() for bar in left.patches) * 1.15)
+    left.invert_yaxis()
+    left.axvline(1, color=GRAY, linewidth=1, linestyle=":")
+    left.legend(frameon=False, loc=(0.68, 0.42))
+    colors = {"cosine": BLUE, "linear": RED, "onecycle": GREEN, "constant": GRAY}
+    for schedule, color in colors.items():
+        options = OptimOptions(schedule=schedule, warmup=0.1)
+        rates = [rate_factor(options, step, 200) for step in range(200)]
+        right.plot(np.arange(200) / 199, rates, color=color, linewidth=2, label=schedule)
+    plain(right, "learning rate, warm-up 0.1", "share of the run", "share of the peak rate")
+    right.legend(frameon=False, loc=(0.72, 0.55))
+    return chart
+
+
+# Chapter 9: few images
+
+
+def measured_cures() -> Figure:
+    """Test accuracy of each variant of benchmarks/cures.py: every seed a dot, the mean a bar."""
+    measured = variables("09")["rows"]
+    alone = [name for name in measured if not name.startswith(("plain", "combined", "rate"))]
+    alone.sort(key=lambda name: -measured[name]["mean"])
+    without = [name for name in measured if name.startswith("combined without")]
+    names = ["plain", *alone, "combined", *without]
+    chart = figure(10, 6.4)
+    axes = chart.subplots()
+    for place, name in enumerate(names):
+        color = GRAY if name == "plain" else BLUE if name in alone else GREEN
+        row = measured[name]
+        axes.barh(place, 100 * row["mean"], 0.7, color=color, alpha=0.35 if "without" in name else 0.6)
+        axes.plot([100 * top1 for top1 in row["top1"]], [place] * len(row["top1"]), "o", color=INK, markersize=4)
+        axes.text(1, place, f"{100 * row['mean']:.1f}", va="center", fontsize=10, color=INK)
+    for name, color in (("plain", GRAY), ("combined", GREEN)):
+        axes.axvline(100 * measured[name]["mean"], color=color, linewidth=1.2, linestyle=":")
+    shown = [name.replace("combined without", "... without") for name in names]
+    axes.set_yticks(range(len(names)), shown, fontsize=11)
+    axes.invert_yaxis()
+    plain(axes, "300 digits to learn from: one change at a time, and all together", "right, of the others, %", "")
+    axes.set_xlim(0, 100)
+    return chart
+
+
+def augmented_digits() -> Figure:
+    """Four digits as they are, and as three kinds of augmentation make them."""
+    chapter = variables("09")
+    digits = chapter["digits"]
+    rows = np.array([int(np.flatnonzero(digits.labels == label)[2]) for label in (2, 3, 7, 8)])
+    images, labels = torch.from_numpy(digits.images.array[rows]).float() / 255, torch.from_numpy(digits.labels[rows])
+    kinds = {
+        "as they are": augmentation.Augment(),
+        "turned, shifted, sheared": augmentation.Augment(rotation=10, scale=0.1, shift=1, shear=8),
+        "mixup": augmentation.Augment(mixup=0.8),
+        "cutmix": augmentation.Augment(cutmix=1.0),
+    }
+    chart = figure(11, 3.2)
+    for part, (title, config) in zip(chart.subfigures(1, 4), kinds.items(), strict=True):
+        part.suptitle(title, fontsize=12, color=INK)
+        draws = augmentation.draw(config, 4, seed=4, epoch=0)
+        (changes,) = augmentation.plan(draws, config, 0, (8, 8), 4)
+        changed = augmentation.augment(images, changes, config, torch.zeros(1))
+        changed, _ = augmentation.mix(changed, labels, 10, changes, config, progress=0.0)
+        for axes, image in zip(part.subplots(2, 2).flat, changed, strict=True):
+            axes.imshow(image[0], cmap="gray", vmin=0, vmax=1)
+            bare(axes)
+    return chart
+
+
+# Chapter 10: pretraining and scratch
+
+
+def probe() -> Figure:
+    """Linear probes of a model pretrained on MNIST, of an untrained one, and of pixels, on the built-in digits."""
+    chapter = variables("10")
+    labels = chapter["labels"]
+    chart = figure(8, 4.4)
+    axes = chart.subplots()
+    counts = (20, 50, 100, 200, 300)
+    for (name, z), color, marker in zip(chapter["vectors"].items(), (BLUE, RED, GREEN), "os^", strict=True):
+        z = z / z.std()
+        fitted = [LogisticRegression(max_iter=300).fit(z[:n], labels[:n]) for n in counts]
+        scores = [100 * classifier.score(z[300:], labels[300:]) for classifier in fitted]
+        axes.plot(counts, scores, color=color, marker=marker, linewidth=2, label=name)
+    plain(axes, "a linear classifier on frozen features", "labelled digits", "right, of 200 others, %")
+    axes.set_xscale("log")
+    axes.set_xticks(counts, [str(n) for n in counts])
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="lower right")
+    return chart
+
+
+# Chapter 11: the training loop
+
+STATIONS = {
+    "order": "shuffle by\nseed and epoch",
+    "augment": "turn, shift,\nmix",
+    "normalise": "mean 0,\nspread 1",
+    "model": "images to\nlogits",
+    "loss": "cross-\nentropy",
+    "backward": "gradients,\nclipped",
+    "step": "AdamW or\nMuon",
+    "average": "of weights,\nis judged",
+}
+
+
+def training_step() -> Figure:
+    """The stations of a step, in two rows that close to a ring, in the colours of data, model and weights."""
+    chart = figure(11, 3.9)
+    axes = chart.subplots()
+    colors = [GREEN] * 3 + [BLUE] * 3 + [PURPLE] * 2
+    places = [(x, 1) for x in range(4)] + [(x, 0) for x in (3, 2, 1, 0)]
+    for (name, text), color, (x, y) in zip(STATIONS.items(), colors, places, strict=True):
+        box = FancyBboxPatch((x - 0.34, y - 0.24), 0.68, 0.48, boxstyle="round,pad=0.02", color=color)
+        axes.add_patch(box)
+        axes.text(x, y + 0.12, name, color="white", ha="center", va="center", fontsize=14, weight="bold")
+        axes.text(x, y - 0.1, text, color="white", ha="center", va="center", fontsize=11)
+    for (x, y), (to_x, to_y) in zip(places, [*places[1:], places[0]], strict=True):
+        along, up = np.sign(to_x - x), np.sign(to_y - y)
+        start = (x + 0.37 * along, y + 0.27 * up)
+        end = (to_x - 0.37 * along, to_y - 0.27 * up)
+        arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.6, "mutation_scale": 18}
+        axes.annotate("", xy=end, xytext=start, arrowprops=arrow | {"shrinkA": 0, "shrinkB": 0})
+    axes.set(xlim=(-0.5, 3.5), ylim=(-0.35, 1.35))
+    bare(axes, "one step: data (green), model (blue), weights (purple)")
+    return chart
+
+
+# Chapter 12: reading attention
+
+
+def maps() -> Figure:
+    """Four digits with the maps of chapter 12: bright is important."""
+    chapter = variables("12")
+    chart = figure(9, 8.4)
+    grid = chart.subplots(4, 4)
+    for row, (image, axes) in enumerate(zip(chapter["pixels"], grid, strict=False)):
+        axes[0].imshow(image[0], cmap="gray")
+        bare(axes[0], "" if row else "the image")
+        for place, name in zip(axes[1:], ("pooling", "rollout", "occlusion"), strict=True):
+            scores = chapter["maps"][name][row].view(7, 7).clamp(min=0)
+            place.imshow(image[0], cmap="gray")
+            place.imshow(scores, cmap="inferno", alpha=0.75, extent=(-0.5, 27.5, 27.5, -0.5), vmin=0)
+            bare(place, "" if row else name)
+    return chart
+
+
+def deletion() -> Figure:
+    """Deletion curves of the maps of chapter 12."""
+    chapter = variables("12")
+    chart = figure(8, 4.4)
+    axes = chart.subplots()
+    styles = {"pooling": (RED, "s"), "rollout": (BLUE, "o"), "occlusion": (GREEN, "^"), "ink": (PURPLE, "D")}
+    for name, curve in chapter["curves"].items():
+        color, marker = styles.get(name, (GRAY, "."))
+        line = ":" if name == "random" else "-"
+        axes.plot(np.linspace(0, 1, len(curve)), curve, line, color=color, marker=marker, linewidth=2, label=name)
+    plain(axes, "take away what a map calls important", "share of patches made black", "confidence in the answer")
+    axes.legend(frameon=False)
+    return chart
+
+
 # File name without .png -> the function that draws it
 PICTURES: dict[str, Callable[[], Figure]] = {
     "01-image-to-tokens": image_to_tokens,
@@ -359,6 +599,14 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "05-gelu": gelu_and_relu,
     "05-hidden-units": hidden_units,
     "06-with-and-without": with_and_without,
+    "07-dropout": dropout,
+    "08-knobs": knobs,
+    "09-cures": measured_cures,
+    "09-augment": augmented_digits,
+    "10-probe": probe,
+    "11-step": training_step,
+    "12-maps": maps,
+    "12-deletion": deletion,
 }
 
 
