@@ -327,7 +327,7 @@ def with_and_without() -> Figure:
     torch.manual_seed(0)
     config = vt.ViTConfig(size="nano/2", image_size=8, channels=1, num_classes=10, depth=24)
     model = vt.ViT(config).double()  # to follow differences far below float32
-    images = torch.from_numpy(vt.load_data("digits").test.images.array[:16]) / 255.0
+    images = torch.from_numpy(vt.load_data("digits").test.images.array[:4]) / 255.0
     ways = {
         "shortcut and norm": (lambda block, x: block(x), BLUE, "-"),
         "shortcut only": (lambda block, x: (y := x + block.attention(x)) + block.mlp(y), GREEN, "--"),
