@@ -77,6 +77,12 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
         read_run("nowhere")
 
 
+def test_a_cross_validation_is_refused_with_the_way_out(tmp_path):
+    (tmp_path / "fold-1").mkdir()
+    with pytest.raises(ValueError, match=rf"is a cross-validation: compare its folds, {tmp_path}/fold-1 and so on$"):
+        read_run(tmp_path)
+
+
 def test_a_shipped_name_is_a_run(runs, monkeypatch):
     monkeypatch.setattr("vitreous.report.compare.SHIPPED", runs)
     assert read_run("a").results == results_of(runs / "a") and runs != bundle_module.SHIPPED

@@ -15,6 +15,7 @@ from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
+from vitreous.recipe import make_recipe
 from vitreous.report import evaluation_report, train_report
 from vitreous.report.answers import answer_sections
 from vitreous.train import run as run_module
@@ -179,6 +180,18 @@ def test_without_either_there_is_a_page_all_the_same(tmp_path):
     data = replace(tiny_set(), test=None)
     page, _ = written(tmp_path, data, tiny_recipe(epochs=1, data={"val_fraction": 0}))
     assert "nothing was judged" in page.text and "samples" in page.ids and "confusion" not in page.ids
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"), [(False, "fine-tuned from"), (True, "with a new head on the frozen features of")]
+)
+def test_trained_weights_are_named_as_the_start(tmp_path, probe, words):
+    tiny_bundle().save(tmp_path / "source")
+    fields = {"epochs": 1, "precision": "float32", "data": {"val_fraction": 0.25}, "optim": {"batch_size": 8}}
+    start = {"weights": str(tmp_path / "source"), "probe": probe}
+    page, _ = written(tmp_path, tiny_set(), make_recipe(fields | {"start": start}, "test"))
+    assert f"{words} source on 36 images of 3 classes." in page.text and "from scratch" not in page.text
+    assert ("The head was fitted in one go" in page.text) == probe
 
 
 @pytest.mark.parametrize("classes", [2, 21, 40])

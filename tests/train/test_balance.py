@@ -19,7 +19,8 @@ LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
 
 
 def unbalanced_set():

@@ -22,7 +22,8 @@ from vitreous.train.run import fit
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
 
 
 def folds_recipe(folds=3, **changes):
@@ -38,7 +39,8 @@ def quiet(**more):
 def finished(tmp_path_factory):
     """A finished cross-validation of three folds over 48 images."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "_draw", lambda *_: None)
+        for name in ("_draw", "_report"):
+            patch.setattr(run_module, name, lambda *_: None)
         return fit_folds(folds_recipe(), tiny_set(), out=tmp_path_factory.mktemp("folds") / "cv", **quiet())
 
 

@@ -27,7 +27,8 @@ STILL = {"learning_rate": 1e-60, "batch_size": 8}  # no weight moves
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    for name in ("_draw", "_report"):
+        monkeypatch.setattr(run_module, name, lambda *_: None)
 
 
 @pytest.fixture

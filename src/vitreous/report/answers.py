@@ -16,7 +16,7 @@ from vitreous.report.page import SPLITS, Section, gallery, scroll, shot, tiles
 from vitreous.report.pictures import Explain, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery
-FEW = 5  # classes up to which its squares are large
+FEW = 5  # classes up to which a confusion matrix has large squares
 NUMBERED = 20  # classes up to which a confusion matrix shows numbers
 HARDEST = 20  # classes that are shown at once
 PAIRS = 10  # confusions that are listed

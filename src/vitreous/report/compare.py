@@ -36,6 +36,8 @@ class Finished:
 def read_run(run: Path | str) -> Finished:
     """Read a finished run's folder, or a shipped name's. Raises ValueError for what is none."""
     folder = Path(run) if Path(run).is_dir() else SHIPPED / run
+    if (folder / "fold-1").is_dir():
+        raise ValueError(f"{run} is a cross-validation: compare its folds, {folder / 'fold-1'} and so on")
     missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")

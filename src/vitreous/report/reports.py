@@ -42,9 +42,13 @@ def train_report(
     with (folder / "metrics.csv").open() as file:
         history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     config, took = bundle.model.config, duration(results["train_seconds"])
+    origin = "trained from scratch"
+    if recipe.start.weights:
+        own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
+        origin = f"{own} {Path(recipe.start.weights).name}"
     lead = (
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
-        f"trained from scratch on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
+        f"{origin} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
     chosen = (
         f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by the validation "
@@ -117,7 +121,9 @@ def evaluation_report(
 
 
 def _learning(history: Sequence[dict[str, float]], kept: int) -> str:
-    """Loss, top-1 and learning rate by epoch."""
+    """Loss, top-1 and learning rate by epoch; a probe, which has no epochs, has none of them."""
+    if "learning_rate" not in history[0]:
+        return "<p>The head was fitted in one go, to features that were computed once.</p>"
     epochs = [row["epoch"] for row in history]
     charts = []
     for key, title in {"loss": "Loss", "top1": "Top-1"}.items():
