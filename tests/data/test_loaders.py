@@ -59,7 +59,7 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache):
     assert count(fit="squash") == 4 and count(interpolation="nearest") == 5 and count(crop_fraction=0.5) == 6
     changed = pixels(1, seed=9)[0]
     to_image(changed).save(tmp_path / "x" / "a" / "001.png")
-    assert count() == 6
+    assert count() == 7
     newest = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     np.testing.assert_array_equal(newest.images.array[1], changed)
 

@@ -15,9 +15,12 @@ from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
+from vitreous.explain import explanation_maps
+from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe
-from vitreous.report import evaluation_report, train_report
+from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import answer_sections
+from vitreous.report.pictures import cheap_method, evidence
 from vitreous.train import run as run_module
 from vitreous.train.run import fit
 
@@ -139,18 +142,34 @@ def test_the_samples_carry_the_targets_that_were_trained_on(trained):
     assert shares and all(a >= b and a + b in (99, 100, 101) for a, b in shares)
 
 
-def test_maps_stand_beside_the_images_they_explain(trained):
-    def speaks(bundle, images, classes):
-        assert images.dtype == torch.uint8 and images.shape[1:] == (1, 8, 8) and classes.dtype == torch.int64
+def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
+    def speaks(bundle, pixels, classes, method):
+        assert pixels.dtype == np.uint8 and pixels.shape[1:] == (1, 8, 8) and method == "integrated_gradients"
         asked.extend(classes.tolist())
-        return images.float().mean(dim=1)  # (B, H, W)
+        return pixels.mean(axis=1)  # (B, H, W)
 
     asked = []
+    monkeypatch.setattr(answers, "evidence", speaks)
     judged = judge(trained.bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
-    plain, explained = (answer_sections({"test": judged}, explain)[-1].body for explain in (None, speaks))
-    assert explained.count("<img") == 2 * plain.count("<img") == 2 * len(asked) > 0
-    assert "what speaks for" in explained and "what speaks for" not in plain
+    body = answer_sections({"test": judged})[-1].body
+    assert body.count("<img") == 2 * body.count("what speaks for") == 2 * len(asked) > 0
     assert asked == [int(judged.logits[row].argmax()) for row in order_of(judged)]
+
+
+def test_evidence_is_the_explanation_of_each_image_spread_over_its_patches(trained):
+    bundle, pixels = trained.bundle, tiny_set().test.images.array[:3]
+    classes = torch.tensor([0, 2, 1])
+    maps = evidence(bundle, pixels, classes, "gradient_rollout")
+    images = bundle.preprocess.normalise(torch.from_numpy(pixels))
+    expected = explanation_maps(bundle.model, images, "gradient_rollout", classes)  # (3, 2, 2)
+    assert maps.shape == (3, 8, 8)
+    np.testing.assert_allclose(maps[:, ::4, ::4], expected, atol=1e-6)
+    assert (maps[:, :4, :4] == maps[:, :1, :1]).all()
+
+
+def test_a_large_model_is_explained_in_one_pass():
+    assert cheap_method(ViTConfig(size="mini/4", image_size=32)) == "integrated_gradients"
+    assert cheap_method(ViTConfig(size="B/16")) == "gradient_rollout"
 
 
 def order_of(judged):

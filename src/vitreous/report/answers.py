@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitreous.evaluation import Judged
+from vitreous.explain import Method
 from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.page import SPLITS, Section, gallery, scroll, shot, tiles
-from vitreous.report.pictures import Explain, confident_mistakes, heated, picture, uncertain_hits
+from vitreous.report.pictures import cheap_method, confident_mistakes, evidence, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery
 FEW = 5  # classes up to which a confusion matrix has large squares
@@ -53,7 +53,7 @@ def _figure(key: str, figures: dict[str, Any]) -> str:
     return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
 
 
-def answer_sections(judged: dict[str, Judged], explain: Explain | None) -> list[Section]:
+def answer_sections(judged: dict[str, Judged]) -> list[Section]:
     """Where the model errs, how sure it is, and pictures of both: on the test images, else on validation."""
     if not judged:
         return []
@@ -65,7 +65,7 @@ def answer_sections(judged: dict[str, Judged], explain: Explain | None) -> list[
         Section("confusion", "Confusion", where + _confusion(counts, names)),
         Section("classes", "Classes", _classes(counts, names)),
         Section("calibration", "Calibration", _calibration(answers)),
-        Section("gallery", "Mistakes and doubts", _pictures(answers, explain)),
+        Section("gallery", "Mistakes and doubts", _pictures(answers)),
     ]
 
 
@@ -181,35 +181,29 @@ def _calibration(answers: Judged) -> str:
     return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
 
 
-def _pictures(answers: Judged, explain: Explain | None) -> str:
-    """The surest mistakes and the least sure hits."""
+def _pictures(answers: Judged) -> str:
+    """The surest mistakes and the least sure hits, each beside what spoke for the answer."""
     shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
     galleries = {
         "The surest mistakes": confident_mistakes(shares, answers.labels, SHOWN),
         "The least sure right answers": uncertain_hits(shares, answers.labels, SHOWN),
     }
-    body = ""
-    if explain is not None:
-        body += '<p class="note">On the right of each image: what spoke for the answer.</p>'
+    method = cheap_method(answers.bundle.model.config)
+    body = f'<p class="note">On the right of each image: what spoke for the answer, by {method.replace("_", " ")}.</p>'
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):
-            items = _answered(answers, rows, shares, explain)
-            body += gallery(items, "" if explain is None else "pairs")
+            body += gallery(_answered(answers, rows, shares, method), "pairs")
         else:
             body += "<p>There are none.</p>"
     return body
 
 
-def _answered(answers: Judged, rows: Tensor, shares: Tensor, explain: Explain | None) -> list[str]:
+def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> list[str]:
     """One figure an image: what it is, what was answered, and how sure."""
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
-    maps = None
-    if explain is not None:
-        device = next(bundle.model.parameters()).device
-        maps = explain(bundle, torch.from_numpy(pixels).to(device), answers.logits[rows].argmax(dim=1).to(device))
-        maps = maps.detach().float().cpu().numpy()
+    maps = evidence(bundle, pixels, answers.logits[rows].argmax(dim=1), method)
     items = []
     for i, row in enumerate(rows.tolist()):
         answer, truth = int(shares[row].argmax()), int(answers.labels[row])
@@ -225,6 +219,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, explain: Explain | 
         place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"
-        more = [] if maps is None else [picture(heated(pixels[i], maps[i]), f"what speaks for {names[answer]}")]
-        items.append(shot(pixels[i], alt, text, more))
+        items.append(
+            shot(pixels[i], alt, text, [picture(heated(pixels[i], maps[i]), f"what speaks for {names[answer]}")])
+        )
     return items

@@ -2,21 +2,22 @@
 
 import base64
 import io
-from collections.abc import Callable
 from html import escape
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from vitreous.explain import DEFAULT, Method, explanation_maps
+from vitreous.explain.methods import STEPS
+from vitreous.model import ViTConfig
 from vitreous.weights import Bundle
-
-# (bundle, images uint8 (B, C, H, W), classes int64 (B,)) -> how much each pixel speaks for that class: (B, H, W)
-Explain = Callable[[Bundle, Tensor, Tensor], Tensor]
 
 LARGEST = 160  # pixels a side of a picture in the page
 SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
 HEAT = np.array([255, 176, 0])
+LARGE = 20e9  # multiplications of tokens with weights in a pass over an image, past which a report makes but one
 
 
 def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
@@ -56,3 +57,19 @@ def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
     strength = (heat - heat.min()) / spread if spread > 0 else np.zeros(heat.shape)
     gray = 0.65 * pixels[:3].mean(axis=0)
     return (gray * (1 - 0.8 * strength) + 0.8 * strength * HEAT[:, None, None]).round().astype(np.uint8)
+
+
+def cheap_method(config: ViTConfig) -> Method:
+    """How a report looks for evidence: by the default method, or for a large model by the best one of a single pass."""
+    weights = config.depth * (4 + 2 * config.mlp_ratio) * config.dim**2
+    return DEFAULT if config.tokens * weights * STEPS < LARGE else "gradient_rollout"
+
+
+def evidence(bundle: Bundle, pixels: np.ndarray, classes: Tensor, method: Method) -> np.ndarray:
+    """How much each patch speaks for a class, spread over its pixels: uint8 (B, C, H, W), (B,) -> (B, H, W)."""
+    device, (P, Q) = next(bundle.model.parameters()).device, bundle.model.config.patch_size
+    maps = []
+    for image, target in zip(torch.from_numpy(pixels).to(device), classes.to(device), strict=True):
+        normalised = bundle.preprocess.normalise(image[None])
+        maps.append(explanation_maps(bundle.model, normalised, method, target[None]))
+    return torch.cat(maps).repeat_interleave(P, dim=1).repeat_interleave(Q, dim=2).cpu().numpy()

@@ -17,7 +17,6 @@ from vitreous.recipe import read_recipe
 from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.charts import Line, line_chart
 from vitreous.report.page import SPLITS, Section, duration, facts, gallery, shot, write_page
-from vitreous.report.pictures import Explain
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
@@ -28,12 +27,11 @@ def train_report(
     bundle: Bundle,
     judged: dict[str, Judged],
     samples: tuple[Tensor, Tensor],
-    explain: Explain | None = None,
 ) -> None:
     """Write `report.html` into a finished run's folder, whose files it reads.
 
     judged: the kept model on `val` and `test`, as far as there are such images. samples: augmented images
-    (B, C, H, W) in 0..1 and their targets, (B,) or (B, K). explain: draws maps beside the gallery's images.
+    (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
     """
     results, data, environment = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("results", "data", "environment")
@@ -76,7 +74,7 @@ def train_report(
     sections = [
         results_section(judged, tiles, chosen),
         Section("learning", "Learning", _learning(history, results["best_epoch"])),
-        *answer_sections(judged, explain),
+        *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
         Section("made", "How it was made", "".join(made)),
@@ -92,7 +90,6 @@ def evaluation_report(
     model: str,
     data: str | None,
     environment: dict[str, Any],
-    explain: Explain | None = None,
 ) -> None:
     """Write the report of a model judged on a split. model, data: what the user called them; None: the run's own."""
     bundle, count = judged.bundle, judged.figures["count"]
@@ -110,7 +107,7 @@ def evaluation_report(
     seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
     sections = [
         results_section({split: judged}, tiles, ""),
-        *answer_sections({split: judged}, explain),
+        *answer_sections({split: judged}),
         Section("samples", "What the model saw", seen),
         Section("speed", "Speed and memory", _speed({}, {split: judged}, None, environment)),
         Section("made", "How it was made", _command(environment) + _environment(environment)),

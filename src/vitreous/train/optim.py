@@ -9,17 +9,16 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitreous.device import has_fast_bf16
-from vitreous.model import ViT
 from vitreous.recipe import OptimOptions
 
 TOKENS = ("class_token", "registers", "positions")
 
 
-def make_optimizers(model: ViT, options: OptimOptions) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
     """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest; frozen ones are left out.
 
     Only matrices and kernels decay: not norms, biases, tokens or positions. Each group remembers its peak rate, the
-    head's being in the first.
+    head's being in the first. Only `layer_decay` needs to know that the model is a ViT.
     """
     decayed, plain, matrices, in_three = {}, {}, {}, {}  # share of the peak rate -> weights, the last layers first
     for name, weight in reversed(list(model.named_parameters())):
@@ -32,7 +31,8 @@ def make_optimizers(model: ViT, options: OptimOptions) -> list[torch.optim.Optim
             kind = in_three if split else matrices
         else:
             kind = decayed
-        kind.setdefault(rate_share(name, model.config.depth, options.layer_decay), []).insert(0, weight)
+        share = rate_share(name, model.config.depth, options.layer_decay) if options.layer_decay < 1 else 1.0
+        kind.setdefault(share, []).insert(0, weight)
     groups = [
         {"params": weights, "weight_decay": decay, "lr": share * options.learning_rate}
         for kind, decay in ((decayed, options.weight_decay), (plain, 0.0))
