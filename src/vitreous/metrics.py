@@ -124,7 +124,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return 1.0
     target = z.gather(1, labels[:, None]).mean()
     low, high = TEMPERATURES
-    for _ in range(50):
+    for _ in range(30):
         middle = (low * high) ** 0.5
         slope = ((z / middle).softmax(dim=1) * z).sum(dim=1).mean() - target  # of the loss, by 1 / temperature
         low, high = (middle, high) if slope > 0 else (low, middle)
