@@ -376,14 +376,14 @@ def dropout() -> Figure:
     torch.manual_seed(0)
     chart = figure(11, 4.2)
     left, right = chart.subplots(1, 2, width_ratios=[1.6, 1])
-    numbers = nn.Dropout(0.25)(torch.ones(9, 24)) > 0
+    numbers = nn.Dropout(0.25)(torch.ones(9, 24)).numpy() > 0
     left.imshow(numbers, cmap=ListedColormap(["white", BLUE]), vmin=0, vmax=1)
     _cells(left, 9, 24)
     left.set(xlabel="24 channels", ylabel="9 tokens of one image")
     left.set_title("dropout, p = 0.25: single numbers", fontsize=12, color=INK)
     config = ViTConfig(image_size=8, patch_size=4, dim=8, heads=1, depth=6, drop_path=0.5)
     branches = [block.drop_path.train()(torch.ones(9, 1, 1)).flatten() > 0 for block in ViT(config).blocks]
-    right.imshow(torch.stack(branches, dim=1), cmap=ListedColormap(["white", GREEN]), vmin=0, vmax=1)
+    right.imshow(torch.stack(branches, dim=1).numpy(), cmap=ListedColormap(["white", GREEN]), vmin=0, vmax=1)
     _cells(right, 9, 6)
     right.set_xticks(range(6), range(6))
     right.set(xlabel="block", ylabel="9 images of a batch")
@@ -488,7 +488,7 @@ def augmented_digits() -> Figure:
         (changes,) = augmentation.plan(draws, config, 0, (8, 8), 4)
         changed = augmentation.augment(images, changes, config, torch.zeros(1))
         changed, _ = augmentation.mix(changed, labels, 10, changes, config, progress=0.0)
-        for axes, image in zip(part.subplots(2, 2).flat, changed, strict=True):
+        for axes, image in zip(part.subplots(2, 2).flat, changed.numpy(), strict=True):
             axes.imshow(image[0], cmap="gray", vmin=0, vmax=1)
             bare(axes)
     return chart
@@ -561,11 +561,11 @@ def maps() -> Figure:
     chapter = variables("12")
     chart = figure(9, 8.4)
     grid = chart.subplots(4, 4)
-    for row, (image, axes) in enumerate(zip(chapter["pixels"], grid, strict=False)):
+    for row, (image, axes) in enumerate(zip(chapter["pixels"].numpy(), grid, strict=False)):
         axes[0].imshow(image[0], cmap="gray")
         bare(axes[0], "" if row else "the image")
         for place, name in zip(axes[1:], ("pooling", "rollout", "occlusion"), strict=True):
-            scores = chapter["maps"][name][row].view(7, 7).clamp(min=0)
+            scores = chapter["maps"][name][row].view(7, 7).clamp(min=0).numpy()
             place.imshow(image[0], cmap="gray")
             place.imshow(scores, cmap="inferno", alpha=0.75, extent=(-0.5, 27.5, 27.5, -0.5), vmin=0)
             bare(place, "" if row else name)
@@ -581,7 +581,7 @@ def deletion() -> Figure:
     for name, curve in chapter["curves"].items():
         color, marker = styles.get(name, (GRAY, "."))
         line = ":" if name == "random" else "-"
-        axes.plot(np.linspace(0, 1, len(curve)), curve, line, color=color, marker=marker, linewidth=2, label=name)
+        axes.plot(np.linspace(0, 1, len(curve)), curve.numpy(), line, color=color, marker=marker, linewidth=2, label=name)
     plain(axes, "take away what a map calls important", "share of patches made black", "confidence in the answer")
     axes.legend(frameon=False)
     return chart

@@ -54,4 +54,7 @@ def test_the_file_is_what_its_runs_say():
     assert (
         min((row["gain"], name) for name, row in rows.items() if "without" in name)[1] == "combined without conv stem"
     )
-    assert rows["Muon"]["gain"] > 0 and abs(rows["moving average of weights"]["gain"]) < 0.02
+    alone = sorted((row["gain"], name) for name, row in rows.items() if not name.startswith(("combined", "rate")))
+    assert [name for _, name in alone[-2:]] == ["Muon", "conv stem"] and rows["combined without Muon"]["gain"] < 0
+    assert rows["dropout"]["gain"] < 0 and abs(rows["combined without augmentation"]["gain"]) < 0.02
+    assert abs(rows["moving average of weights"]["gain"]) < 0.01
