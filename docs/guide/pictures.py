@@ -581,7 +581,9 @@ def deletion() -> Figure:
     for name, curve in chapter["curves"].items():
         color, marker = styles.get(name, (GRAY, "."))
         line = ":" if name == "random" else "-"
-        axes.plot(np.linspace(0, 1, len(curve)), curve.numpy(), line, color=color, marker=marker, linewidth=2, label=name)
+        axes.plot(
+            np.linspace(0, 1, len(curve)), curve.numpy(), line, color=color, marker=marker, linewidth=2, label=name
+        )
     plain(axes, "take away what a map calls important", "share of patches made black", "confidence in the answer")
     axes.legend(frameon=False)
     return chart
