@@ -96,7 +96,7 @@ def test_colouring_changes_no_letter_of_the_code():
     source = inspect.getsource(ViT)
     text = colored(source)
     assert html.unescape(re.sub(r"</?[biu]>", "", text)) == source
-    assert "<b>def</b> forward" in text and "<i># they stand nowhere</i>" in text and "<u>&quot;cls&quot;</u>" in text
+    assert "<b>def</b> forward" in text and "<i># (1, P, D)</i>" in text and "<u>&quot;cls&quot;</u>" in text
 
 
 def test_short_code_is_open_and_long_code_waits_for_a_click():
