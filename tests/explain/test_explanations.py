@@ -1,5 +1,6 @@
 """`explain`: answers and maps for image files, and the figure and the JSON file of each."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from tiny import CLASSES, tiny_bundle, write_images
 
 from vitreous import predict
 from vitreous.data.stores import BrokenImage
-from vitreous.explain import METHODS, explain, explanation_maps
+from vitreous.explain import METHODS, evidence, explain, explanation_maps
 from vitreous.explain.explanations import batch_size, class_index, stems, write_explanation
 from vitreous.model import ViTConfig
 
@@ -31,7 +32,7 @@ def test_answers_are_those_of_predict(files):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("pool", ["cls", "mean", "attention"])
+@pytest.mark.parametrize("pool", ["cls", "mean", "attention", "cls_mean"])
 def test_maps_are_those_of_the_method(files, method, pool):
     bundle = tiny_bundle(pool=pool, registers=1)
     explained = list(explain(bundle, files, method=method, target="bee", device="cpu"))
@@ -42,6 +43,24 @@ def test_maps_are_those_of_the_method(files, method, pool):
     for e in explained:
         assert e.rollout.sum() == pytest.approx(1, abs=1e-5)
         assert e.attention.sum(axis=(1, 2)).tolist() == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_probabilities_are_at_the_bundles_temperature(files):
+    hot = dataclasses.replace(tiny_bundle(), temperature=3.0)
+    (mine,), (theirs,) = explain(hot, files[0], curves=True, device="cpu"), predict(hot, files[0], device="cpu")
+    assert mine.probabilities == pytest.approx(theirs.probabilities, abs=0.01)
+    assert mine.curves.deletion[0, 0].item() == pytest.approx(mine.target_probability, abs=1e-5)
+
+
+def test_evidence_gives_each_pixel_its_patchs_value(files, monkeypatch):
+    bundle = tiny_bundle()
+    pixels = torch.from_numpy(np.stack([e.pixels for e in explain(bundle, files, device="cpu")]))
+    target = torch.tensor([0, 1, 2, 0, 1, 2])
+    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), target=target)
+    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    found = evidence(bundle, pixels, target)
+    assert found.shape == (6, 8, 8)
+    torch.testing.assert_close(found, maps.repeat_interleave(4, 1).repeat_interleave(4, 2), atol=1e-5, rtol=0)
 
 
 def test_head_attention_is_that_of_the_class_token(files):

@@ -21,6 +21,8 @@ MODELS = [
     {},
     {"pool": "attention", "patch_embedding": "conv_stem", "stem_channels": (4,), "registers": 2, "depth": 2},
     {"pool": "mean", "positions": "rope", "head_hidden": 5, "heads": 4},
+    {"pool": "cls_mean", "depth": 2, "registers": 1},
+    {"pool": "mean", "norm_after_pool": True},
     {"positions": "sincos2d", "patch_embedding": "linear", "channels": 3, "patch_size": (2, 4)},
 ]
 
@@ -96,7 +98,8 @@ def test_colouring_changes_no_letter_of_the_code():
     source = inspect.getsource(ViT)
     text = colored(source)
     assert html.unescape(re.sub(r"</?[biu]>", "", text)) == source
-    assert "<b>def</b> forward" in text and "<i># (1, P, D)</i>" in text and "<u>&quot;cls&quot;</u>" in text
+    marked = colored('def f(x):  # why\n    return "<"\n')
+    assert marked == "<b>def</b> f(x):  <i># why</i>\n    <b>return</b> <u>&quot;&lt;&quot;</u>\n"
 
 
 def test_short_code_is_open_and_long_code_waits_for_a_click():

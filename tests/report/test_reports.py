@@ -15,12 +15,12 @@ from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
-from vitreous.explain import explanation_maps
+from vitreous.explain import evidence, explanation_maps
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import answer_sections
-from vitreous.report.pictures import cheap_method, evidence
+from vitreous.report.pictures import cheap_method
 from vitreous.train import run as run_module
 from vitreous.train.run import fit
 
@@ -144,9 +144,9 @@ def test_the_samples_carry_the_targets_that_were_trained_on(trained):
 
 def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
     def speaks(bundle, pixels, classes, method):
-        assert pixels.dtype == np.uint8 and pixels.shape[1:] == (1, 8, 8) and method == "integrated_gradients"
+        assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (1, 8, 8) and method == "integrated_gradients"
         asked.extend(classes.tolist())
-        return pixels.mean(axis=1)  # (B, H, W)
+        return pixels.float().mean(dim=1)  # (B, H, W)
 
     asked = []
     monkeypatch.setattr(answers, "evidence", speaks)
@@ -157,13 +157,13 @@ def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
 
 
 def test_evidence_is_the_explanation_of_each_image_spread_over_its_patches(trained):
-    bundle, pixels = trained.bundle, tiny_set().test.images.array[:3]
+    bundle, pixels = trained.bundle, torch.from_numpy(tiny_set().test.images.array[:3])
     classes = torch.tensor([0, 2, 1])
     maps = evidence(bundle, pixels, classes, "gradient_rollout")
-    images = bundle.preprocess.normalise(torch.from_numpy(pixels))
+    images = bundle.preprocess.normalise(pixels)
     expected = explanation_maps(bundle.model, images, "gradient_rollout", classes)  # (3, 2, 2)
     assert maps.shape == (3, 8, 8)
-    np.testing.assert_allclose(maps[:, ::4, ::4], expected, atol=1e-6)
+    torch.testing.assert_close(maps[:, ::4, ::4], expected)
     assert (maps[:, :4, :4] == maps[:, :1, :1]).all()
 
 

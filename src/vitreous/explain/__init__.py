@@ -1,11 +1,11 @@
 """See through a model: what an answer rests on, what the model itself is like, one image's way through it."""
 
 from vitreous.explain.attention import OpenPass, open_pass, pool_weights, read_out
-from vitreous.explain.explanations import Explanation, explain
+from vitreous.explain.explanations import Explanation, evidence, explain
 from vitreous.explain.faithfulness import Curves, faithfulness, random_maps
 from vitreous.explain.methods import DEFAULT, METHODS, Method, explanation_maps, integrated_gradients, rollout
 
 __all__ = [
-    "DEFAULT", "METHODS", "Curves", "Explanation", "Method", "OpenPass", "explain", "explanation_maps", "faithfulness",
-    "integrated_gradients", "open_pass", "pool_weights", "random_maps", "read_out", "rollout",
+    "DEFAULT", "METHODS", "Curves", "Explanation", "Method", "OpenPass", "evidence", "explain", "explanation_maps",
+    "faithfulness", "integrated_gradients", "open_pass", "pool_weights", "random_maps", "read_out", "rollout",
 ]  # fmt: skip

@@ -57,20 +57,19 @@ def open_pass(model: ViT, images: Tensor) -> OpenPass:
 
 
 def pool_weights(pool: Pool, x: Tensor) -> Tensor:
-    """The weights of a `Pool` for tokens x (B, N, D): (B, R, N), R = 1, so that pool(x) is their product with x.
+    """The weights of a `Pool` for tokens x (B, N, D): (B, R, N), so that pool(x) is their product with x.
 
-    The class token alone, all patches alike, or the patches as the learned score weighs them.
+    The class token alone, all patches alike, both of these side by side (R = 2), or the patches as the learned score
+    weighs them.
     """
     B, N, _ = x.shape
     if pool.kind == "attention":
         weights = pool.score(x[:, pool.prefix :]).softmax(dim=1).transpose(1, 2)  # (B, 1, patches)
         return F.pad(weights, (pool.prefix, 0))
-    weights = x.new_zeros(B, 1, N)
-    if pool.kind == "cls":
-        weights[:, :, 0] = 1
-    else:
-        weights[:, :, pool.prefix :] = 1 / (N - pool.prefix)
-    return weights
+    token, mean = x.new_zeros(2, B, 1, N)
+    token[..., 0] = 1
+    mean[..., pool.prefix :] = 1 / (N - pool.prefix)
+    return {"cls": token, "mean": mean, "cls_mean": torch.cat([token, mean], dim=1)}[pool.kind]
 
 
 def read_out(model: ViT, x: Tensor) -> Tensor:
@@ -79,4 +78,4 @@ def read_out(model: ViT, x: Tensor) -> Tensor:
     For the tokens after the last block these are the model's logits; before it, the "logit lens"
     (nostalgebraist 2020): what the model could already answer there.
     """
-    return model.head(model.pool(model.norm(x)))
+    return model.head(model.pooled(x if model.config.norm_after_pool else model.norm(x)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -120,7 +121,7 @@ def _explain_batch(
     with torch.no_grad():
         seen = open_pass(model, images)
     row = seen.pool.mean(dim=1)  # (B, N)
-    probabilities = seen.logits.softmax(dim=1)
+    probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
     top = probabilities.topk(min(TOP, config.num_classes), dim=1)
     targets = top.indices[:, 0] if target is None else torch.full_like(top.indices[:, 0], target)
     maps = explanation_maps(model, images, method, targets, layer, head)
@@ -133,8 +134,9 @@ def _explain_batch(
     heads, flow, host_maps = (x.cpu().numpy() for x in (on_grid(heads), on_grid(flow), maps))
     measured = random = None
     if curves:
-        measured = faithfulness(model, images, maps, targets)
-        random = faithfulness(model, images, random_maps(model, len(images)).to(device), targets)
+        measured = faithfulness(model, images, maps, targets, bundle.temperature)
+        blind = random_maps(model, len(images)).to(device)
+        random = faithfulness(model, images, blind, targets, bundle.temperature)
     for i, name in enumerate(names):
         yield Explanation(
             image=name,
@@ -152,6 +154,17 @@ def _explain_batch(
             curves=measured.of(i) if measured else None,
             random_curves=random.of(i) if random else None,
         )
+
+
+def evidence(bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DEFAULT) -> Tensor:
+    """How much each pixel speaks for a class, for galleries: a value a patch, (B, H, W).
+
+    pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target: (B,). The default method costs
+    `methods.STEPS` passes forward and back an image.
+    """
+    batches = zip(*(x.split(batch_size(bundle.model.config)) for x in (pixels, target)), strict=True)
+    maps = [explanation_maps(bundle.model, bundle.preprocess.normalise(p), method, t) for p, t in batches]
+    return F.interpolate(torch.cat(maps)[:, None], size=pixels.shape[-2:])[:, 0]
 
 
 def batch_size(config: ViTConfig) -> int:

@@ -38,10 +38,13 @@ class Curves(NamedTuple):
 
 
 @torch.no_grad()
-def faithfulness(model: ViT, images: Tensor, maps: Tensor, target: Tensor | None = None) -> Curves:
+def faithfulness(
+    model: ViT, images: Tensor, maps: Tensor, target: Tensor | None = None, temperature: float = 1.0
+) -> Curves:
     """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
 
-    target: (B,), whose probability is read (default: the likeliest class of each image). Deleted patches get the mean
+    target: (B,), whose probability is read (default: the likeliest class of each image); temperature: what logits are
+    divided by before. Deleted patches get the mean
     colour of the training images; insertion starts from the image blurred by a Gaussian as wide as a patch. Patches
     of equal importance go in a random order, the same at every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
     """
@@ -63,7 +66,8 @@ def faithfulness(model: ViT, images: Tensor, maps: Tensor, target: Tensor | None
             (deletion, torch.where(pixels, 0, whole)),
             (insertion, torch.where(pixels, whole, blurred[part, None])),
         ):
-            probabilities = model(mixed.flatten(0, 1)).softmax(dim=1).view(len(part), len(counts), -1)
+            logits = model(mixed.flatten(0, 1)) / temperature
+            probabilities = logits.softmax(dim=1).view(len(part), len(counts), -1)
             curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
     return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
 

@@ -148,8 +148,8 @@ def uniform_distance(model: ViT) -> float:
 
 @torch.no_grad()
 def class_token_similarity(model: ViT, seen: OpenPass) -> Tensor:
-    """Cosine similarity between depths, (B, L + 1, L + 1), of what the head reads: class token or pooled patches."""
-    rows = torch.stack([(seen.pool @ model.norm(x)).flatten(1) for x in seen.tokens], dim=1)  # (B, L + 1, D)
+    """Cosine similarity between depths, (B, L + 1, L + 1), of the tokens that the head reads, pooled as it does."""
+    rows = torch.stack([(seen.pool @ model.norm(x)).flatten(1) for x in seen.tokens], dim=1)  # (B, L + 1, R D)
     rows = F.normalize(rows, dim=-1)
     return rows @ rows.transpose(1, 2)
 

@@ -39,6 +39,8 @@ POSITIONS = {
 POOLS = {
     "cls": "<b>y</b> = LN(<b>z</b><sub>L</sub><sup>class</sup>)  (equation 4)",
     "mean": "<b>y</b> = 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>)",
+    "cls_mean": "<b>y</b> = [LN(<b>z</b><sub>L</sub><sup>class</sup>); 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub>"
+    "<sup>i</sup>)]",
     "attention": "<b>y</b> = Σ<sub>i</sub> w<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>),  "
     "<b>w</b> = softmax(<b>s</b> · LN(<b>z</b><sub>L</sub>))",
 }
@@ -59,7 +61,8 @@ def walk(
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
     normalised = bundle.preprocess.normalise(torch.from_numpy(np.stack([pixels])).to(where))
     seen = open_pass(model, normalised)
-    lens = torch.cat([read_out(model, x) for x in seen.tokens]).softmax(dim=1).cpu().numpy()  # (L + 1, K)
+    logits = torch.cat([read_out(model, x) for x in seen.tokens])  # (L + 1, K)
+    lens = (logits / bundle.temperature).softmax(dim=1).cpu().numpy()
     row = seen.pool.mean(dim=1)  # (1, N)
     shown = pixels / 255
     top = np.argsort(-lens[-1])[: min(5, len(bundle.class_names))]
@@ -75,7 +78,7 @@ def walk(
     for depth, weights in enumerate(seen.attention, start=1):
         heads = [_map(model.config, through(row, weights[:, head])) for head in range(weights.shape[1])]
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
-    body.append(_end(model, shown, _map(model.config, row), lens, top, bundle.class_names))
+    body.append(_end(bundle, shown, _map(model.config, row), lens, top))
     html = page(
         f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}", "\n".join(body)
     )
@@ -176,23 +179,23 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: list[np.ndarray], a
     return "\n".join(parts)
 
 
-def _end(
-    model: ViT, shown: np.ndarray, weights: np.ndarray, lens: np.ndarray, top: np.ndarray, names: tuple[str, ...]
-) -> str:
-    config = model.config
+def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarray, top: np.ndarray) -> str:
+    config, names = bundle.model.config, bundle.class_names
     logits = "<b>W</b><sub>2</sub> tanh(<b>W</b><sub>1</sub><b>y</b>)" if config.head_hidden else "<b>W y</b>"
     header = "".join(f"<th>{escape(names[k])}</th>" for k in top)
     lines = "".join(f"<tr><td>{depth}</td>{''.join(map(_cell, row[top]))}</tr>" for depth, row in enumerate(lens))
     return "\n".join(
         [
-            _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.dim})", POOLS[config.pool]),
+            _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.pooled_dim})", POOLS[config.pool]),
+            *(["<p>Here LN comes after the pooling.</p>"] if config.norm_after_pool else []),
             *([] if config.pool == "cls" else [picture(overlay(shown, weights), "weight of each patch", 224)]),
             code(Pool.forward),
             _step(
                 "Head and probabilities",
                 f"(B, K) = (1, {config.num_classes})",
-                f"<b>a</b> = {logits},  p<sub>k</sub> = exp(a<sub>k</sub>) / Σ<sub>j</sub> exp(a<sub>j</sub>)",
+                f"<b>a</b> = {logits},  p<sub>k</sub> = exp(a<sub>k</sub> / T) / Σ<sub>j</sub> exp(a<sub>j</sub> / T)",
             ),
+            f"<p>The temperature T is {bundle.temperature:.3g}; where it is not 1, validation images gave it.</p>",
             code(ViT.forward),
             code(ViT.forward_features),
             _answers(lens[-1], names, 5),

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from vitreous.evaluation import Judged
-from vitreous.explain import Method
+from vitreous.explain import Method, evidence
 from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.page import SPLITS, Section, gallery, scroll, shot, tiles
-from vitreous.report.pictures import cheap_method, confident_mistakes, evidence, heated, picture, uncertain_hits
+from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery
 FEW = 5  # classes up to which a confusion matrix has large squares
@@ -203,7 +204,10 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> 
     """One figure an image: what it is, what was answered, and how sure."""
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
-    maps = evidence(bundle, pixels, answers.logits[rows].argmax(dim=1), method)
+    asked = (
+        x.to(next(bundle.model.parameters()).device) for x in (torch.from_numpy(pixels), shares[rows].argmax(dim=1))
+    )
+    maps = evidence(bundle, *asked, method).cpu().numpy()
     items = []
     for i, row in enumerate(rows.tolist()):
         answer, truth = int(shares[row].argmax()), int(answers.labels[row])

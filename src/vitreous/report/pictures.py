@@ -5,14 +5,12 @@ import io
 from html import escape
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.explain import DEFAULT, Method, explanation_maps
+from vitreous.explain import DEFAULT, Method
 from vitreous.explain.methods import STEPS
 from vitreous.model import ViTConfig
-from vitreous.weights import Bundle
 
 LARGEST = 160  # pixels a side of a picture in the page
 SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
@@ -63,13 +61,3 @@ def cheap_method(config: ViTConfig) -> Method:
     """How a report looks for evidence: by the default method, or for a large model by the best one of a single pass."""
     weights = config.depth * (4 + 2 * config.mlp_ratio) * config.dim**2
     return DEFAULT if config.tokens * weights * STEPS < LARGE else "gradient_rollout"
-
-
-def evidence(bundle: Bundle, pixels: np.ndarray, classes: Tensor, method: Method) -> np.ndarray:
-    """How much each patch speaks for a class, spread over its pixels: uint8 (B, C, H, W), (B,) -> (B, H, W)."""
-    device, (P, Q) = next(bundle.model.parameters()).device, bundle.model.config.patch_size
-    maps = []
-    for image, target in zip(torch.from_numpy(pixels).to(device), classes.to(device), strict=True):
-        normalised = bundle.preprocess.normalise(image[None])
-        maps.append(explanation_maps(bundle.model, normalised, method, target[None]))
-    return torch.cat(maps).repeat_interleave(P, dim=1).repeat_interleave(Q, dim=2).cpu().numpy()
