@@ -31,16 +31,17 @@ def explanation_maps(
     `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
 
     The default is what won the deletion and insertion test (`python benchmarks/faithfulness.py RUN DATA`). Insertion
-    area less deletion area, means over test images of small models after one epoch to twenty:
+    area less deletion area, means over test images, all standard errors below 0.021: the shipped model of MNIST, a
+    small one of digits after 20 epochs, and two of CIFAR-10 with 48% and 46% of the answers right.
 
-                              digits    MNIST   CIFAR-10   CIFAR-10, class token
-        images                    40       24         32                      24
-        integrated_gradients    0.60     0.54       0.26                    0.24
-        gradient_rollout        0.28     0.42       0.16                    0.11
-        grad_cam                0.28     0.21       0.14                    0.08
-        rollout                 0.31     0.42       0.10                    0.05
-        attention               0.20     0.27       0.10                    0.05
-        a random order          0.11     0.10       0.10                    0.07
+                                MNIST   digits   CIFAR-10   CIFAR-10, class token
+        images                    500      200        200                     200
+        integrated_gradients     0.62     0.58       0.23                    0.25
+        gradient_rollout         0.47     0.28       0.13                    0.14
+        rollout                  0.50     0.30       0.08                    0.10
+        grad_cam                -0.02     0.25       0.11                    0.09
+        attention                0.46     0.15       0.07                    0.08
+        a random order           0.07     0.06       0.06                    0.07
     """
     check_choice(model, method, layer, head)
     model.eval()
