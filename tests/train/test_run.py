@@ -403,13 +403,14 @@ def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypa
 
 
 def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
     out, text = tmp_path / "run", io.StringIO()
     run = fit(tiny_recipe(), tiny_set(), out=out, console=Console(file=text), on_step=interrupt_after(6))
     assert run.results is None
     assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out {out}" in (
         text.getvalue()
     )
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def press_twice(pause):
@@ -432,10 +433,11 @@ def test_one_ctrl_c_that_arrives_twice_is_one(trained):
 
 
 def test_a_second_ctrl_c_stops_at_once(trained, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         trained(tiny_recipe(), tiny_set(), on_step=press_twice(0.6))
     assert not (tmp_path / "run" / "checkpoints").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_run_without_a_checkpoint_starts_again(trained):
