@@ -11,6 +11,7 @@ VARIANTS = {
     "mean": {"pool": "mean", "positions": "sincos2d", "norm": "rmsnorm", "registers": 1},
     "attention": {"pool": "attention", "patch_embedding": "conv_stem", "stem_channels": (4,), "layer_scale": 0.5},
     "token and mean": {"pool": "cls_mean", "registers": 2, "position_tokens": "all", "gelu": "tanh"},
+    "convolution in the MLP": {"registers": 1, "mlp_conv": True},
     "norm after pool": {"pool": "mean", "norm_after_pool": True, "position_tokens": "patches", "qkv_bias": False},
     "hidden head": {"head_hidden": 6, "patch_embedding": "linear", "positions": "sincos", "patch_size": (2, 6)},
 }

@@ -13,6 +13,7 @@ VARIANTS = [
     MINI | {"pool": "attention", "positions": "sincos2d", "registers": 3},
     MINI | {"patch_embedding": "conv_stem", "stem_channels": (32, 64), "head_hidden": 32},
     MINI | {"qk_norm": True, "layer_scale": 0.1, "norm": "rmsnorm", "bias": False},
+    MINI | {"mlp_conv": True},
     MINI | {"image_size": (32, 48), "patch_size": (4, 8), "channels": 1, "patch_embedding": "linear"},
 ]
 

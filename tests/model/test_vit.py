@@ -18,6 +18,8 @@ VARIANTS = [
     {"pool": "cls_mean", "registers": 1, "gelu": "tanh", "head_hidden": 6},
     {"pool": "mean", "norm_after_pool": True, "registers": 2, "position_tokens": "all", "qkv_bias": False},
     {"position_tokens": "patches", "registers": 2},
+    {"mlp_conv": True, "registers": 1, "pool": "attention"},
+    {"mlp_conv": True, "pool": "mean", "bias": False},
 ]
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
 
@@ -449,3 +451,42 @@ def test_autocast_logits_stay_close_to_float32(variant):
     with torch.autocast("cpu", torch.bfloat16):
         low = model(images).float()
     torch.testing.assert_close(low, model(images), rtol=0, atol=0.1)
+
+
+# --- the convolution in the MLP --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"registers": 2}, {"pool": "mean"}])
+def test_the_mlps_convolution_starts_as_the_identity(more):
+    with_it, without = small(mlp_conv=True, **more), small(**more)
+    missing = with_it.load_state_dict(without.state_dict(), strict=False).missing_keys
+    assert len(missing) == 2 * SMALL["depth"]  # a kernel and a bias a block
+    nn.init.normal_(with_it.head.weight)
+    without.head.load_state_dict(with_it.head.state_dict())
+    images = images_for(without)
+    torch.testing.assert_close(with_it(images), without(images))
+
+
+def test_the_mlps_convolution_sees_the_neighbours_in_the_grid_and_no_other_tokens():
+    mlp = randomised(small(image_size=(12, 16), registers=2, mlp_conv=True)).blocks[0].mlp  # 3 + 3 x 4 tokens
+    x = torch.randn(1, 15, 16)
+    changed = x.clone()
+    changed[:, 3 + 4] += 1  # the patch of row 1, column 0
+    moved = (mlp(changed) - mlp(x)).abs().sum(dim=2)[0] > 1e-6
+    assert moved[:3].sum() == 0
+    assert moved[3:].view(3, 4).tolist() == [[True, True, False, False]] * 3
+    changed = x.clone()
+    changed[:, 1] += 1  # a register
+    moved = (mlp(changed) - mlp(x)).abs().sum(dim=2)[0] > 1e-6
+    assert moved.nonzero().flatten().tolist() == [1]
+
+
+def test_the_mlps_convolution_is_not_muons():
+    from vitreous.recipe import OptimOptions
+    from vitreous.train.optim import make_optimizers
+
+    model = small(mlp_conv=True)
+    adamw, muon = make_optimizers(model, OptimOptions(name="muon"))
+    kernel = model.blocks[0].mlp.conv.conv.weight
+    assert any(kernel is weight for group in adamw.param_groups for weight in group["params"])
+    assert not any(kernel is weight for group in muon.param_groups for weight in group["params"])

@@ -209,6 +209,7 @@ def _lacks(config: ViTConfig) -> list[str]:
         "rotary positions": config.positions == "rope",
         "RMSNorm": config.norm == "rmsnorm",
         "sequence pooling": config.pool == "attention",
+        "convolution in the MLP": config.mlp_conv,
         "hidden layer in the head": config.head_hidden > 0,
     }
     return [part for part, there in parts.items() if there]

@@ -44,6 +44,9 @@ class ViTConfig(BaseModel):
     """Attention heads h of each block; each is D / h wide."""
     mlp_ratio: PositiveFloat = 4.0
     """Hidden width of a block's MLP, in multiples of D."""
+    mlp_conv: bool = False
+    """A 3 x 3 convolution over the grid of patches, channel by channel, between the MLP's linear maps: it knows
+    neighbours from the start, which attention learns from data (Yuan et al. 2021; Li et al. 2021)."""
 
     patch_embedding: Literal["linear", "conv", "conv_stem"] = "conv"
     """`linear` on flattened patches; `conv`, the same map as a strided convolution; `conv_stem`, overlapping 3 x 3

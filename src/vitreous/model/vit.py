@@ -17,19 +17,41 @@ from vitreous.model.patches import PATCH_EMBEDDINGS
 from vitreous.model.positions import rotary_table, sincos_1d, sincos_2d
 
 
+class NeighbourConv(nn.Module):
+    """A 3 x 3 convolution over the grid of patches, each channel by itself: (B, N, D) -> (B, N, D).
+
+    Class token and registers pass. It starts as the identity.
+    Source: Yuan et al. 2021 (CeiT), arXiv 2103.11816; Li et al. 2021 (LocalViT), arXiv 2104.05707.
+    """
+
+    def __init__(self, config: ViTConfig, width: int):
+        super().__init__()
+        self.prefix, self.grid = config.prefix, config.grid
+        self.conv = nn.Conv2d(width, width, 3, padding=1, groups=width, bias=config.bias)
+        nn.init.dirac_(self.conv.weight, groups=width)
+        if config.bias:
+            nn.init.zeros_(self.conv.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = x[:, self.prefix :].transpose(1, 2).unflatten(2, self.grid)  # (B, D, rows, columns), channels last
+        patches = self.conv(grid).flatten(2).transpose(1, 2)
+        return torch.cat([x[:, : self.prefix], patches], dim=1) if self.prefix else patches
+
+
 class MLP(nn.Module):
     """Two linear maps with a GELU between them, each followed by dropout: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.bias)
+        self.conv = NeighbourConv(config, config.mlp_dim) if config.mlp_conv else nn.Identity()
         self.act = nn.GELU("none" if config.gelu == "exact" else "tanh")
         self.drop1 = nn.Dropout(config.dropout)
         self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.bias)
         self.drop2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(x)))))
+        return self.drop2(self.fc2(self.drop1(self.act(self.conv(self.fc1(x))))))
 
 
 class DropPath(nn.Module):
