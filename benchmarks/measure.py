@@ -5,11 +5,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from vitreous.data.images import FileImages, ImageSet, Split
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
 
@@ -77,3 +80,10 @@ def save(path: Path, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {path.name}")
+
+
+def pooled(images: ImageSet) -> ImageSet:
+    """The same images with no split: those for training first, then those for testing. Files only."""
+    train, test = images.train, images.test
+    files = FileImages([*train.images.paths, *test.images.paths])
+    return replace(images, train=Split(files, np.append(train.labels, test.labels)), test=None)

@@ -127,7 +127,7 @@ def saved() -> list[Result]:
 
 def _label(experiment: Experiment, result: Result) -> str:
     if "ours" in result:
-        return f"**{result['ours']}**"
+        return f"**our {result['ours']}**"
     fixed, short = result["fixed"], _passes(result) != experiment.epochs
     label = "faithful" if not fixed else "all fixed" if len(fixed) == len(experiment.fixes) else f"`{fixed[0]}`"
     return f"{label}, short" if short else label

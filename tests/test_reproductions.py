@@ -11,6 +11,7 @@ import pytest
 import reproduction_runs
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from reproduction_speed import looped
 from reproduction_tables import filled, table
 from tiny import stripes
@@ -25,6 +26,7 @@ from reproductions.paper_b16 import PaperB16
 from reproductions.paper_b16 import counted as paper_counted
 from reproductions.tigges import counted as tigges_counted
 from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
 from vitreous.metrics import classification_metrics
 from vitreous.model.config import ViTConfig
 from vitreous.train.optim import rate_factor
@@ -339,7 +341,7 @@ def test_a_row_sums_up_the_seeds_of_a_kind_of_run():
 
 
 def test_rows_go_from_faithful_by_the_fixes_to_all_to_ours_and_short_runs_stand_apart():
-    ours = result_of(command="vitreous train mnist --seed 0", ours="our recipe")
+    ours = result_of(command="vitreous train mnist --seed 0", ours="recipe")
     results = [
         ours,
         result_of(epochs=2),
@@ -372,7 +374,7 @@ def test_a_document_without_a_place_for_a_table_is_noticed():
 def test_a_list_holds_every_row_of_the_first_seed_before_the_next():
     names = [job.name for job in reproduction_runs.jobs("lyon-mnist", list(reproduction_runs.ROWS), 2, None)]
     assert names[:2] == ["lyon-mnist--faithful--0", "lyon-mnist--softmax-loss--0"] and "lyon-mnist--all--0" in names
-    assert [name.endswith("--1") for name in names] == [False] * 10 + [True] * 10
+    assert [name.endswith("--1") for name in names] == [False] * 11 + [True] * 11
     short = [job.name for job in reproduction_runs.jobs("tigges-cifar10", ["faithful"], 1, 5)]
     assert short == ["tigges-cifar10-5-epochs--faithful--0"]
 
@@ -393,12 +395,31 @@ def test_finished_runs_are_skipped_and_each_other_one_leaves_a_file(digits_like,
 def test_our_recipes_are_run_beside_them(digits_like, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproduction_runs, "find", lambda source: digits_like)
-    ours = reproduction_runs.Ours("lyon-mnist", "label", "mnist", ("epochs=1", "optim.batch_size=16"), folds=2, seed=1)
+    ours = reproduction_runs.Ours(
+        "lyon-mnist", "`mnist`", "mnist", ("epochs=1", "optim.batch_size=16"), "tiny", seed=1
+    )
     results = json.loads(json.dumps(ours.train("cpu")))
-    assert ours.name == "lyon-mnist--ours--mnist--epochs-1--optim.batch_size-16--2-folds--1"
-    assert ours.command == "vitreous train mnist epochs=1 optim.batch_size=16 --recipe mnist --folds 2 --seed 1"
+    assert ours.name == "lyon-mnist--ours--mnist--tiny--1"
+    assert ours.command == "vitreous train mnist epochs=1 optim.batch_size=16 --recipe mnist --seed 1"
     row = rows_of(table(EXPERIMENTS["lyon-mnist"], [results]))[1]
-    assert row[0] == "**label**" and row[5] == "2" and results["multiply_adds"] > 147_000
+    assert row[0] == "**our `mnist`**" and row[5] == "1" and results["multiply_adds"] > 147_000
+
+
+def test_our_folds_are_cut_from_all_images_those_for_testing_too(tmp_path, monkeypatch):
+    for split, count in (("train", 6), ("test", 4)):
+        for label in ("bread", "soup"):
+            folder = tmp_path / "food" / split / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (8, 8), (i * 20, 99, 40 * (label == "soup"))).save(folder / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(reproduction_runs, "find", lambda source: load(tmp_path / "food"))
+    small = ("epochs=1", "model.image_size=8", "model.patch_size=4", "data.val_fraction=0")
+    ours = reproduction_runs.Ours("paper-b16-pizza", "label", "photos", small, folds=2)
+    results = json.loads(json.dumps(ours.train("cpu")))
+    assert ours.name == "paper-b16-pizza--ours--photos--2-folds--0"
+    folds = [json.loads(file.read_text()) for file in sorted(Path("runs").rglob("fold-*/results.json"))]
+    assert [fold["test"]["count"] for fold in folds] == [10, 10] and len(results["top1"]) == 2
 
 
 # --- real images ---
