@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from pydantic import ValidationError
 
@@ -317,6 +318,25 @@ def test_a_crop_shows_its_place_and_keeps_its_edge_bright():
     assert out[..., 1:].min() > 0.7 and out[..., :-1, 1:].min() == 1
 
 
+def test_a_crop_of_larger_images_keeps_their_detail():
+    large, row = pictures(3, side=64), torch.tensor([[0.5, 0.5, 1.0, 0.0]]).expand(3, -1)  # upper right corner
+
+    def cropped(area: float) -> torch.Tensor:
+        config = Augment(crop_scale=(area, area), crop_ratio=(1, 1))
+        (changes,) = plan(row, config, 0, (32, 32), 3)
+        return augmentation.augment(large, changes, config, FILL)
+
+    torch.testing.assert_close(cropped(1), F.avg_pool2d(large, 2))  # two by two pixels for one
+    torch.testing.assert_close(cropped(0.25), large[..., :32, 32:])
+
+
+def test_without_a_crop_images_of_another_size_are_refused():
+    config = Augment(flip=0.5, rotation=10)
+    (changes,) = plan(draw(config, 2, 0, 0), config, 0, (32, 32), 2)
+    with pytest.raises(ValueError, match=r"images of \(64, 64\) px, planned for \(32, 32\)"):
+        augmentation.augment(pictures(2, side=64), changes, config, FILL)
+
+
 def test_geometry_is_composed_in_the_stated_order():
     images = pictures(1)
     # flip, then rotate by 90 degrees, then shift by 4 to the right
@@ -422,7 +442,8 @@ def test_geometric_operations_equal_pil(name, matrix):
     images = pictures(2)
     op, level = torch.full((2,), OPS.index(name)), torch.full((2,), 0.8, dtype=torch.float64)
     config = Augment(randaugment_ops=1, padding="mean")
-    ours = _resample(images, _whole([warp(op, level, 32, 32)], config, 32, 32).float(), config, FILL.view(1, 3, 1, 1))
+    whole = _whole([warp(op, level, 32, 32)], config, 32, 32).float()
+    ours = _resample(images, whole, config, FILL.view(1, 3, 1, 1), (32, 32))
     options = dict(resample=Image.Resampling.BILINEAR, fillcolor=tuple(int(v * 255) for v in FILL))
 
     def move(image: Image.Image) -> Image.Image:

@@ -395,9 +395,7 @@ def test_finished_runs_are_skipped_and_each_other_one_leaves_a_file(digits_like,
 def test_our_recipes_are_run_beside_them(digits_like, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reproduction_runs, "find", lambda source: digits_like)
-    ours = reproduction_runs.Ours(
-        "lyon-mnist", "`mnist`", "mnist", ("epochs=1", "optim.batch_size=16"), "tiny", seed=1
-    )
+    ours = reproduction_runs.Ours("lyon-mnist", "`mnist`", "mnist", ("epochs=1", "optim.batch_size=16"), "tiny", seed=1)
     results = json.loads(json.dumps(ours.train("cpu")))
     assert ours.name == "lyon-mnist--ours--mnist--tiny--1"
     assert ours.command == "vitreous train mnist epochs=1 optim.batch_size=16 --recipe mnist --seed 1"

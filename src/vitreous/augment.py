@@ -160,6 +160,8 @@ class Changes(NamedTuple):
     """RandAugment's colour operations, in their order."""
     erased: tuple[Tensor, Tensor] | None
     """The images that lose a box, (b,) int64, and these boxes, (b, 4), for `_inside`."""
+    size: tuple[int, int]
+    """(H, W) of the images that come out."""
 
 
 def plan(
@@ -174,9 +176,9 @@ def plan(
     """The changes of one batch of an epoch after the other, from number `first` on.
 
     rows: (N, K) of `draw`'s table, on the host, in the order in which the images come. epoch: turns alternating
-    flips. size: (H, W). The sums are done in float64, for many batches at a time, and sent to the device together, so
-    that a GPU is neither waited for nor kept waiting. Which batches these are does not depend on `first`: an epoch
-    that goes on has the very numbers of a whole one.
+    flips. size: (H, W) of the images that come out. The sums are done in float64, for many batches at a time, and sent
+    to the device together, so that a GPU is neither waited for nor kept waiting. Which batches these are does not
+    depend on `first`: an epoch that goes on has the very numbers of a whole one.
     """
     device, (H, W) = torch.device(device), size
     if config.shift >= min(H, W):
@@ -209,18 +211,22 @@ def plan(
         table = to_device(torch.cat([draws["flip"][:, :0], *numbers.values()], dim=1), device)
         for i, part in enumerate(table.split(batch_size)):
             if begin + i * batch_size >= start:
-                yield Changes(dict(zip(numbers, part.split(widths, dim=1), strict=True)), recolors[i], erased[i])
+                own = dict(zip(numbers, part.split(widths, dim=1), strict=True))
+                yield Changes(own, recolors[i], erased[i], (H, W))
 
 
 def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> Tensor:
     """Flip, move, recolour and erase each image as planned.
 
-    images: float32 (B, C, H, W) in 0..1, not changed. fill: (C,), the mean colour, on the images' device.
-    Returns float32 (B, C, H, W) in 0..1, or `images` itself when nothing is on.
+    images: float32 (B, C, H, W) in 0..1, not changed; of the plan's size, or larger for a sharper random crop. fill:
+    (C,), the mean colour, on the images' device. Returns float32 (B, C, *changes.size) in 0..1, or `images` itself when
+    nothing is on. Raises ValueError for another size without a random crop.
     """
     given, fill = images, fill.view(1, -1, 1, 1)
+    if images.shape[2:] != changes.size and config.crop_scale is None:
+        raise ValueError(f"images of {tuple(images.shape[2:])} px, planned for {changes.size}: crop_scale would resize")
     if "map" in changes.numbers:
-        images = _resample(images, changes.numbers["map"], config, fill)
+        images = _resample(images, changes.numbers["map"], config, fill, changes.size)
     if "color" in changes.numbers:
         images = _jitter(images, changes.numbers["color"])
     if changes.recolor:
@@ -301,11 +307,11 @@ def _whole(maps: list[Tensor], config: Augment, H: int, W: int) -> Tensor:
     return (reduce(torch.matmul, maps) * half / half[:, None])[:, :2].flatten(1)
 
 
-def _resample(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
+def _resample(images: Tensor, whole: Tensor, config: Augment, fill: Tensor, size: tuple[int, int]) -> Tensor:
     """Read every output pixel from where `_whole` sends it: one grid_sample, or copies of rows and columns."""
     if _copies(config):
         return _move(images, whole, config, fill)
-    B, _, H, W = images.shape
+    B, (H, W) = len(images), size
     a, b, dx, c, d, dy = whole.T[..., None, None]  # each (B, 1, 1)
 
     # the products are written out: under autocast or TF32 a matmul would lose digits

@@ -76,6 +76,8 @@ class DataOptions(Section):
     """Seed of that split: its own, so that runs of different `seed` are judged on the same images."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
+    oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
+    """Keep training images at so many times the model's size, so that what `augment.crop_scale` cuts out is sharp."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
     memory_budget: PositiveFloat = 4.0
@@ -195,6 +197,14 @@ class Recipe(Section):
             alone = ViTConfig.model_validate(one_pixel)
             values |= {"image_size": alone.image_size, "patch_size": alone.patch_size}
         return ViTConfig.model_construct((model.model_fields_set - {"image_size"}) | given, **values)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if self.data.oversize > 1 and self.augment.crop_scale is None:
+            raise ValueError(
+                f"data.oversize {self.data.oversize:g} is for random crops: set augment.crop_scale, or leave it out"
+            )
+        return self
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
         """The recipe with what the data decides filled in, where it does not say so itself.

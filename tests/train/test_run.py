@@ -244,6 +244,20 @@ def test_every_step_is_taken_in_training_mode(trained, ema):
     assert modes == [{True}] * 2 * STEPS  # though validation lies between them
 
 
+def test_larger_training_images_change_neither_what_the_model_reads_nor_the_search_for_leaks(tmp_path):
+    pixels, labels = stripes(48, side=32)
+    data = ImageSet.from_arrays(pixels, labels, val=(pixels[:6], labels[:6]))
+    fields = {"model": {"image_size": 8, "patch_size": 4}, "augment": {"crop_scale": (0.5, 1)}}
+    said, runs = io.StringIO(), []
+    for name, times in (("larger", 4), ("plain", 1)):
+        recipe = tiny_recipe(**fields, data={"oversize": times})
+        runs.append(fit(recipe, data, out=tmp_path / name, console=Console(file=said, width=200)))
+    assert said.getvalue().count("6 validation images") == 2
+    larger, plain = (run.bundle.preprocess for run in runs)
+    assert larger == plain and larger.image_size == (8, 8)
+    assert not equal(*(weights_of(run.folder) for run in runs))
+
+
 def test_gray_and_colour_and_many_classes(trained):
     data = tiny_set(count=64, channels=3, classes=8)
     run = trained(tiny_recipe(epochs=1), data)

@@ -137,7 +137,7 @@ class Job:
             )
         with engine.first_on_machine():
             self._load_images()
-        self.summary = engine.from_main(partial(summary, data, self.train_batches, self.val_batches))
+        self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
         if len(self.train_batches) < engine.processes:
             raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
         self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
@@ -171,9 +171,13 @@ class Job:
         )
         if self.start is not None:  # of the weights
             self.preprocess = self.start.preprocess
-        self.train_batches = make(data.train, self.preprocess)
+        self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
         if self.start is None:
-            self.preprocess = self.train_batches.measured()
+            self.preprocess = self.plain_batches.measured()
+        self.train_batches = self.plain_batches
+        if recipe.data.oversize > 1:
+            larger = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
+            self.train_batches = make(data.train, self.preprocess.model_copy(update={"image_size": larger}))
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, console: Console) -> None:
@@ -187,7 +191,7 @@ class Job:
             f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
-        for finding in check(self.data, self.train_batches, self.val_batches):
+        for finding in check(self.data, self.plain_batches, self.val_batches):
             say(console, f"note: {finding}")
         images, targets = self._first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
@@ -206,7 +210,7 @@ class Job:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
         times = [time.monotonic()]
         if self.recipe.start.probe:
-            self._features(self.train_batches, self.recipe.optim.batch_size)
+            self._features(self.plain_batches, self.recipe.optim.batch_size)
             times.append(time.monotonic())
         else:
             hooks = Hooks(
@@ -257,7 +261,7 @@ class Job:
         """Fit the head alone, to features that are computed once. For the main process, which then has the model."""
         begun = time.monotonic()
         state, model = self.state, self.engine.unwrap(self.model)
-        features = {"train": (self._features(self.train_batches), self.train_batches.labels)}
+        features = {"train": (self._features(self.plain_batches), self.plain_batches.labels)}
         if self.val_batches is not None:
             features["val"] = self._features(self.val_batches), self.val_batches.labels
         self.head = fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
