@@ -23,7 +23,7 @@ LAYERS = [
     {"prediction", "card"},
     {"weights", "data"},
     {"recipe"},
-    {"model", "augment", "doctor"},
+    {"model", "augment", "doctor", "page"},
     {"preprocess", "randaugment", "metrics", "plots", "device", "files"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from browser import CONTRAST, UNREADABLE, Browser
 from PIL import Image
 from tiny import CLASSES, tiny_bundle
 
-from vitreous.explain.page import code, colored
+from vitreous.explain.listing import code, colored
 from vitreous.explain.walk import walk
 from vitreous.model.attention import attention_weights
 from vitreous.model.vit import Block, Pool, ViT
@@ -112,3 +113,18 @@ def test_what_is_no_image_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"x\.png: no picture of a kind that Pillow knows"):
         walk(tiny_bundle(), bad, out=tmp_path / "page.html", device="cpu")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_the_page_is_legible_at_both_widths_and_in_both_themes(photo, tmp_path):
+    page = walk(tiny_bundle(depth=2), photo, out=tmp_path / "page.html", device="cpu")
+    with Browser(tmp_path / "profile") as browser:
+        for dark in (False, True):
+            for width in (1280, 360):
+                browser.open(page, width, dark=dark)
+                assert browser.complaints() == [] and browser.requests() == [page.resolve().as_uri()]
+                assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+                assert browser.ask(UNREADABLE) == []
+                ratio, text = browser.ask(CONTRAST)
+                assert ratio >= 4.5, text
+            shade = browser.ask("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
+            assert max(shade) < 60 if dark else min(shade) > 200

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from browser import Browser
+from browser import CONTRAST, UNREADABLE, Browser
 from rich.console import Console
 from tiny import stripes, tiny_recipe
 
@@ -15,44 +15,6 @@ from vitreous.train import run as run_module
 from vitreous.train.run import fit
 
 WIDTHS = (1280, 360)
-
-# The lowest contrast of any text with what lies behind it, and which text that is (WCAG 2.1: at least 4.5)
-CONTRAST = """
-(() => {
-  const rgb = color => {  // "rgb(1 2 3 / .5)" or "color(srgb .1 .2 .3 / .5)"
-    const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number);
-    return color.startsWith("color") ? [255 * r, 255 * g, 255 * b, a] : [r, g, b, a];
-  };
-  const behind = element => {
-    const layers = [];
-    for (let e = element; e; e = e.parentElement) layers.push(rgb(getComputedStyle(e).backgroundColor));
-    const over = (under, [r, g, b, a]) => [r, g, b].map((v, i) => a * v + (1 - a) * under[i]);
-    return layers.reduceRight(over, [255, 255, 255]);
-  };
-  const light = color => color.slice(0, 3).map(v => v / 255)
-    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  let worst = [99, ""];
-  for (const e of document.querySelectorAll("body *")) {
-    const own = [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
-    if (!own || e.closest("svg") || !e.checkVisibility() || rgb(getComputedStyle(e).color)[3] == 0) continue;
-    const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
-    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < worst[0]) worst = [ratio, e.outerHTML.slice(0, 200)];
-  }
-  return worst;
-})()
-"""
-
-# Text that reaches out of the page or is too small to read
-UNREADABLE = """
-[...document.querySelectorAll("body *")].filter(e => {
-  const text = [...e.childNodes].some(n => n.nodeType == 3 && n.data.trim());
-  if (!text || e.closest("svg, .scroll, nav, pre, .skip") || !e.checkVisibility()) return false;
-  const box = e.getBoundingClientRect(), width = document.documentElement.clientWidth;
-  return parseFloat(getComputedStyle(e).fontSize) < 12 || box.left < 0 || box.right > width;
-}).map(e => e.outerHTML.slice(0, 200))
-"""
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass, read_out
+from vitreous.explain.listing import code
 from vitreous.explain.methods import through, to_share
-from vitreous.explain.page import code, page, picture
-from vitreous.files import replace_file
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.model.vit import MLP, Block, Pool
+from vitreous.page import png, write_page
 from vitreous.plots import heat, overlay
 from vitreous.prediction import image_name, read_image
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle, find_bundle
 
+SHEET = Path(__file__).with_name("walk.css")
 POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos_1d], "sincos2d": [sincos_2d]}
 PATCHES = {
     "linear": "each patch flattened, times one matrix <b>E</b>",
@@ -79,10 +80,8 @@ def walk(
         heads = [_map(model.config, through(row, weights[:, head])) for head in range(weights.shape[1])]
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     body.append(_end(bundle, shown, _map(model.config, row), lens, top))
-    html = page(
-        f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}", "\n".join(body)
-    )
-    replace_file(out, lambda part: part.write_text(html, encoding="utf-8"))
+    title = f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}"
+    write_page(out, title=title, sheet=SHEET, body="\n".join(body))
     return out
 
 
@@ -118,8 +117,8 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
             ),
             f"<p>{cut}; {PATCHES[config.patch_embedding]}.</p>",
             '<div class="row">',
-            picture(_bytes(large), "the image as the model sees it", 224),
-            picture(_bytes(spaced), f"cut into patches of {P} x {Q} pixels", 224 + 4 * columns),
+            _picture(_bytes(large), "the image as the model sees it", 224),
+            _picture(_bytes(spaced), f"cut into patches of {P} x {Q} pixels", 224 + 4 * columns),
             "</div>",
             code(type(model.patches)),
         ]
@@ -143,7 +142,7 @@ def _tokens(model: ViT, tokens: Tensor) -> str:
                 f"{positions}  (equation 1)",
             ),
             f"<p>{before}Positions: {POSITIONS[config.positions]}.</p>",
-            picture(table, f"z0: {tokens.shape[1]} tokens (rows) of {config.dim} numbers, dark low, bright high", 640),
+            _picture(table, f"z0: {tokens.shape[1]} tokens (rows) of {config.dim} numbers, dark low, bright high", 640),
             code(ViT.embed),
             *map(code, POSITION_CODE.get(config.positions, [rotary_table, rotate])),
         ]
@@ -172,7 +171,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: list[np.ndarray], a
     parts += [
         f"<p>What {reader}, head by head:</p>",
         '<div class="row">',
-        *(picture(overlay(shown, values, 112), f"head {i}", 112) for i, values in enumerate(heads, start=1)),
+        *(_picture(overlay(shown, values, 112), f"head {i}", 112) for i, values in enumerate(heads, start=1)),
         "</div>",
         f"<p>If the model ended here, it would answer:</p>{answers}",
     ]
@@ -188,7 +187,7 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
         [
             _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.pooled_dim})", POOLS[config.pool]),
             *(["<p>Here LN comes after the pooling.</p>"] if config.norm_after_pool else []),
-            *([] if config.pool == "cls" else [picture(overlay(shown, weights), "weight of each patch", 224)]),
+            *([] if config.pool == "cls" else [_picture(overlay(shown, weights), "weight of each patch", 224)]),
             code(Pool.forward),
             _step(
                 "Head and probabilities",
@@ -213,6 +212,13 @@ def _facts(config: ViTConfig) -> str:
         f"{config.depth} blocks of {config.heads} heads, tokens {config.dim} wide, patches of {config.patch_size[0]} x "
         f"{config.patch_size[1]} pixels, {config.num_classes} classes."
     )
+
+
+def _picture(pixels: np.ndarray, caption: str, width: int) -> str:
+    """uint8 (h, w, 3), `width` CSS pixels wide, with its caption."""
+    image = png(Image.fromarray(np.ascontiguousarray(pixels)))
+    text = escape(caption)
+    return f'<figure><img src="{image}" alt="{text}" width="{width}"><figcaption>{text}</figcaption></figure>'
 
 
 def _step(title: str, shape: str, equation: str) -> str:

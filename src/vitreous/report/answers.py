@@ -13,7 +13,7 @@ from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
 from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
-from vitreous.report.page import SPLITS, Section, gallery, scroll, shot, tiles
+from vitreous.report.layout import SPLITS, Section, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery

@@ -1,6 +1,6 @@
 """Charts as inline SVG: stretched to their place by the page, so that text stays text of the same size at any width.
 
-Everything is drawn in a box of 100 x 100 and coloured by classes of `page.html`, which knows light and dark.
+Everything is drawn in a box of 100 x 100 and coloured by classes of `layout.css`, which knows light and dark.
 """
 
 import math

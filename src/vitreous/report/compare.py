@@ -13,7 +13,7 @@ from rich.table import Table
 from vitreous.metrics import top1_interval
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
-from vitreous.report.page import SPLITS, Section, scroll, write_page
+from vitreous.report.layout import SPLITS, Section, scroll, write_report
 from vitreous.weights.bundle import SHIPPED
 
 
@@ -131,7 +131,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     if len(sets) > 1:
         lead += " They were not judged on the same images, so that their figures do not compare."
     heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
-    write_page(file, kind="Comparison", heading=heading, lead=lead, sections=sections)
+    write_report(file, kind="Comparison", heading=heading, lead=lead, sections=sections)
 
 
 def _curves(runs: Sequence[Finished]) -> str:

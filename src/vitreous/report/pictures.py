@@ -1,7 +1,5 @@
 """Images of a report: which ones to show, and images as PNG inside the page."""
 
-import base64
-import io
 from html import escape
 
 import numpy as np
@@ -11,6 +9,7 @@ from torch import Tensor
 from vitreous.explain import DEFAULT, Method
 from vitreous.explain.methods import STEPS
 from vitreous.model import ViTConfig
+from vitreous.page import png
 
 LARGEST = 160  # pixels a side of a picture in the page
 SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
@@ -38,15 +37,9 @@ def picture(pixels: np.ndarray, alt: str) -> str:
     image = Image.fromarray(pixels[0] if gray else np.ascontiguousarray(pixels[:3].transpose(1, 2, 0)))
     if max(image.size) > LARGEST:
         image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
     kind = ' class="pixels"' if max(image.size) <= SMALL else ""
     width, height = image.size
-    return (
-        f'<img{kind} src="data:image/png;base64,{data}" width="{width}" height="{height}" alt="{escape(alt)}" '
-        'decoding="async">'
-    )
+    return f'<img{kind} src="{png(image)}" width="{width}" height="{height}" alt="{escape(alt)}" decoding="async">'
 
 
 def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.charts import Line, line_chart
-from vitreous.report.page import SPLITS, Section, duration, facts, gallery, shot, write_page
+from vitreous.report.layout import SPLITS, Section, duration, facts, gallery, shot, write_report
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
@@ -79,7 +79,7 @@ def train_report(
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
         Section("made", "How it was made", "".join(made)),
     ]
-    write_page(folder / "report.html", kind="Training report", heading=data["name"], lead=lead, sections=sections)
+    write_report(folder / "report.html", kind="Training report", heading=data["name"], lead=lead, sections=sections)
 
 
 def evaluation_report(
@@ -114,7 +114,7 @@ def evaluation_report(
     ]
     heading = f"{Path(model).name} on {Path(source).name}"
     lead = f"{model}, judged on the {count:,} {SPLITS[split]} images of {source}."
-    write_page(file, kind="Evaluation report", heading=heading, lead=lead, sections=sections)
+    write_report(file, kind="Evaluation report", heading=heading, lead=lead, sections=sections)
 
 
 def _learning(history: Sequence[dict[str, float]], kept: int) -> str:

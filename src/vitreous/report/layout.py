@@ -1,4 +1,4 @@
-"""The page that every report is: `page.html` filled with sections, and the pieces of HTML that these share."""
+"""How every report is laid out: `layout.html` filled with sections, and the pieces of HTML that these share."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.files import replace_file
+from vitreous.page import write_page
 from vitreous.report.pictures import picture
 
-PAGE = Path(__file__).parent / "page.html"
+LAYOUT = Path(__file__).with_suffix(".html")
+SHEET = Path(__file__).with_suffix(".css")
+ICON = '<link rel="icon" href="data:,">\n'  # for which browsers would ask otherwise
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -23,21 +25,20 @@ class Section(NamedTuple):
     body: str
 
 
-def write_page(file: Path, *, kind: str, heading: str, lead: str, sections: Sequence[Section]) -> None:
-    """Fill `page.html`. heading, lead: plain text; the sections' bodies are HTML."""
+def write_report(file: Path, *, kind: str, heading: str, lead: str, sections: Sequence[Section]) -> None:
+    """Write a page of sections. heading, lead: plain text; the sections' bodies are HTML."""
     parts = (
         f'<section aria-labelledby="{s.anchor}"><h2 id="{s.anchor}">{escape(s.title)}</h2>{s.body}</section>'
         for s in sections
     )
-    text = Template(PAGE.read_text()).substitute(
-        title=escape(f"{heading} · {kind}"),
+    body = Template(LAYOUT.read_text(encoding="utf-8").strip()).substitute(
         kind=escape(f"Vitreous · {kind}"),
         heading=escape(heading),
         lead=escape(lead),
         links="".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in sections),
         sections="\n".join(parts),
     )
-    replace_file(file, lambda part: part.write_text(text))
+    write_page(file, title=f"{heading} · {kind}", sheet=SHEET, body=body, head=ICON)
 
 
 def tiles(values: dict[str, str]) -> str:

@@ -1,0 +1,37 @@
+"""A page that opens anywhere: one file that holds its look and its pictures, and asks nothing of the network."""
+
+import base64
+import io
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from vitreous.files import replace_file
+
+LOOK = Path(__file__).with_suffix(".css")
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def write_page(file: Path, *, title: str, sheet: Path, body: str, head: str = "") -> None:
+    """Write a whole HTML document, in light and dark.
+
+    title: plain text. sheet: the CSS file of this kind of page, put after `page.css`, which is of all pages. body,
+    head: HTML, what stands in the one and what the other has besides.
+    """
+    style = LOOK.read_text(encoding="utf-8") + sheet.read_text(encoding="utf-8")
+    text = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="generator" content="Vitreous">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n{head}'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+    replace_file(file, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def png(image: Image.Image) -> str:
+    """An image as the address that holds it, for the `src` of an <img>."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

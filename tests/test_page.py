@@ -1,0 +1,47 @@
+"""The page that reports and walks are: one document with its look and its pictures inside."""
+
+import base64
+import io
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitreous
+from vitreous.page import LOOK, png, write_page
+
+ROOT = Path(vitreous.__file__).parent
+SHEETS = sorted(file for file in ROOT.rglob("*.css") if file != LOOK)
+
+
+@pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.stem)
+def test_the_look_of_all_pages_comes_before_that_of_one_kind(tmp_path, sheet):
+    write_page(tmp_path / "x.html", title="<a> & é", sheet=sheet, body="<p>one</p>", head="<!-- more -->")
+    head, body = (tmp_path / "x.html").read_text(encoding="utf-8").split("</head>")
+    assert "<title>&lt;a&gt; &amp; é</title>" in head and "<!-- more -->" in head and "<p>one</p>" in body
+    assert 0 < head.index(LOOK.read_text()) < head.index(sheet.read_text())
+    assert "default-src 'none'" in head
+
+
+def test_sheets_load_nothing_and_use_only_colours_that_have_both_shades():
+    assert {sheet.stem for sheet in SHEETS} == {"layout", "walk"}
+    for sheet in SHEETS:
+        style = LOOK.read_text() + sheet.read_text()
+        assert "url(" not in style and "@import" not in style
+        for name in {part.split(")")[0] for part in style.split("var(--")[1:]} - {"s"}:  # s: a share, set by a report
+            assert style.count(f"--{name}:") == 2, f"{sheet.name}: --{name} has no shade of light or of dark"
+
+
+def test_a_picture_is_whole_inside_the_page():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    kind, data = png(Image.fromarray(pixels)).split(",")
+    assert kind == "data:image/png;base64"
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
+
+
+def test_files_that_pages_are_made_of_are_installed():
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())
+    installed = {file for glob in project["tool"]["setuptools"]["package-data"]["vitreous"] for file in ROOT.glob(glob)}
+    assert {file for file in ROOT.rglob("*") if file.suffix in (".css", ".html")} <= installed
