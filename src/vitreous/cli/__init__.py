@@ -1,0 +1,66 @@
+"""The command line. Every import that costs time stands inside the command that needs it, so `--help` is instant."""
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from vitreous.cli.answers import embed, evaluate, predict
+from vitreous.cli.insight import explain, look, walk
+from vitreous.cli.overview import compare, doctor, recipes, summary
+from vitreous.cli.sharing import export, push
+from vitreous.cli.training import train
+
+app = typer.Typer(
+    help="Train Vision Transformers from scratch on the images you have, and see through them.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# in the order of --help
+for command in (train, evaluate, predict, explain, look, walk, embed, export, push, summary, compare):
+    app.command(no_args_is_help=True)(command)
+for command in (recipes, doctor):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
+    try:
+        code = app(standalone_mode=False)
+        if code == 130:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except (KeyboardInterrupt, typer.Abort):
+        if os.environ.get("RANK", "0") == "0":
+            print("vitreous: stopped at once; training goes on from its last checkpoint with --resume", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, as `head` does, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except typer.TyperException as error:  # one without a message has printed the help
+        _refuse(error.format_message()) if error.format_message() else sys.exit(2)
+    except (ValueError, FloatingPointError, ImportError, OSError, MemoryError, RuntimeError) as error:
+        if os.environ.get("VITREOUS_DEBUG"):
+            raise
+        if isinstance(error, OSError) and error.strerror:
+            _refuse(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+        message = str(error) or type(error).__name__
+        if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
+            _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
+        if isinstance(error, RuntimeError | MemoryError):
+            if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
+                raise
+            message = (
+                "not enough memory: choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"
+            )
+        _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
+    """End with one line and exit code 2; where several processes run, all but the main one say which they are."""
+    rank = os.environ.get("RANK", "0")
+    print(f"vitreous{'' if rank == '0' else f', process {rank}'}: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

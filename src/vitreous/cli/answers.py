@@ -1,0 +1,109 @@
+"""What a trained model answers: `vitreous evaluate`, `predict`, `embed`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.options import Architecture, Device, Revision, RunArgument, refuse_file
+from vitreous.cli.output import report_broken, results_table
+
+
+def evaluate(
+    run: RunArgument,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
+    from rich.console import Console
+
+    from vitreous.evaluation import judge_run
+
+    refuse_file(out)
+    if out is not None and (out / "recipe.yaml").exists():
+        raise ValueError(f"{out} holds a run, whose results.json stays as it is: name another folder with --out")
+    judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
+    Console().print(results_table({split: judged.figures}))
+    if out is not None:
+        from vitreous.device import pick_device, pick_precision
+        from vitreous.files import write_json
+        from vitreous.report import evaluation_report
+        from vitreous.train.folder import environment
+
+        where = pick_device(device)
+        write_json(out / "results.json", {split: judged.figures})
+        evaluation_report(
+            out / "report.html",
+            judged,
+            split=split,
+            model=run,
+            data=data,
+            environment=environment(where, pick_precision("auto", where), 1),
+        )
+
+
+def predict(
+    run: RunArgument,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")],
+    top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    device: Device = "auto",
+) -> None:
+    """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
+    from vitreous.prediction import image_files, write_csv, write_json_lines, write_text
+    from vitreous.prediction import predict as ask
+
+    if json_lines and csv_file:
+        raise ValueError("--json and --csv exclude each other: use one of them")
+    broken: list = []
+    answers = ask(run, image_files(images), top=top, batch_size=batch_size, device=device, broken=broken)
+    if csv_file:
+        write_csv(answers, csv_file)
+    else:
+        (write_json_lines if json_lines else write_text)(answers, sys.stdout)
+    report_broken(broken)
+
+
+def embed(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
+    ],
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
+    nearest: Annotated[Path | None, typer.Option(metavar="IMAGE", help="Show the images most like this one.")] = None,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours that vote, and that are shown.")] = 5,
+    arch: Architecture = None,
+    revision: Revision = None,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
+    from vitreous.data.sources import load
+    from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
+    from vitreous.evaluation import own_data
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file, such as {out / 'features.parquet'}")
+    images = load(data, skip_broken=skip_broken) if data else own_data(run)
+    if split not in images.splits:
+        raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
+    bundle = load_features(run, arch, revision)
+    query = None if nearest is None else embed_image(bundle, nearest, device)
+    own = embed_split(bundle, images, split, device=device, skip_broken=skip_broken)
+    among = own if split == "train" else embed_split(bundle, images, "train", device=device, skip_broken=skip_broken)
+    how = "leave-one-out" if split == "train" else "neighbours from train"
+    accuracy = knn_accuracy(own, None if split == "train" else among, k)
+    print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")
+    if out is not None:
+        write_parquet(own, out)
+        print(f"written to {out}")
+    if query is not None:
+        for row, similarity in find_nearest(query, own, k):
+            print(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}")

@@ -1,0 +1,33 @@
+"""What several commands print."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def report_broken(broken: list) -> None:
+    """Name images that could not be read, and exit with 2 if there are any."""
+    for error in broken:
+        print(f"vitreous: {error}", file=sys.stderr)
+    if broken:
+        sys.exit(2)
+
+
+def results_table(results: dict) -> "Table":
+    """Figures by split, as in `results.json`."""
+    from rich.table import Table
+
+    from vitreous.metrics import NAMES, figure_text, top1_interval
+
+    splits = {name: results[name] for name in ("train", "val", "test") if results.get(name)}
+    table = Table("", *splits)
+    for key, label in NAMES.items():
+        texts = [figure_text(key, figures[key]) for figures in splits.values()]
+        if "" not in texts:
+            table.add_row(label, *texts)
+        if key == "top1":
+            intervals = (top1_interval(figures) for figures in splits.values())
+            table.add_row("  95% interval", *(f"{low:.2%} to {high:.2%}" for low, high in intervals))
+    return table

@@ -1,0 +1,83 @@
+"""What there is: `vitreous summary`, `compare`, `recipes`, `doctor`."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def summary(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
+    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
+    channels: Annotated[int | None, typer.Option(min=1)] = None,
+    classes: Annotated[int | None, typer.Option(min=1)] = None,
+) -> None:
+    """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
+    from pydantic import ValidationError
+    from rich.console import Console
+
+    from vitreous.data.sources import load
+    from vitreous.model.config import ViTConfig
+    from vitreous.model.sizes import SIZES
+    from vitreous.model.summary import render, summarise
+    from vitreous.recipe import one_line, read_recipe, recipe_names
+    from vitreous.train.choose import fit_to_data
+    from vitreous.weights.bundle import find_bundle, read_config
+
+    if model.partition("/")[0] in SIZES:
+        fields = {"size": model}
+    elif model in recipe_names() or Path(model).is_file():
+        recipe = read_recipe(model)
+        with suppress(ValueError):  # without its data, a recipe that leaves the image size to it shows a stand-in
+            recipe = fit_to_data(recipe, load(recipe.data.source or ""))
+        fields = recipe.model.model_dump(exclude_unset=True)
+    else:
+        fields = read_config(find_bundle(model))[0].model_dump()
+    given = {"image_size": image_size, "channels": channels, "num_classes": classes}
+    fields |= {key: value for key, value in given.items() if value is not None}
+    try:
+        config = ViTConfig(**fields)
+    except ValidationError as error:
+        raise ValueError(one_line(error)) from error
+    Console().print(render(summarise(config)))
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, or shipped names.")],
+    out: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.")] = None,
+) -> None:
+    """Put finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
+    from rich.console import Console
+
+    from vitreous.report.compare import compare_page, read_run, render
+
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a folder: name a file with --out, such as {out / 'compare.html'}")
+    read = [read_run(run) for run in runs]
+    console = Console()
+    for table in render(read):
+        console.print(table)
+    if out is not None:
+        compare_page(out, read)
+        print(f"comparison: {out}")
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe, as it is written.")] = None,
+) -> None:
+    """List the shipped recipes, or show one."""
+    from vitreous.recipe import headline, recipe_file, recipe_names
+
+    if name is not None:
+        print(recipe_file(name).read_text(), end="")
+        return
+    for name in recipe_names():
+        print(f"{name:<16} {headline(name)}")
+
+
+def doctor() -> None:
+    """Check this machine: versions, devices, how fast it multiplies, combinations known not to work."""
+    from vitreous.doctor import examine
+
+    examine()

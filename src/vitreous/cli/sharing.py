@@ -1,0 +1,46 @@
+"""A trained model for others: `vitreous export`, `push`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.options import RunArgument
+
+
+def export(
+    run: RunArgument,
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="onnx, pt2, int8, timm or huggingface.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write [default: RUN/export/FORMAT].")] = None,
+    preprocess_inside: Annotated[
+        bool, typer.Option("--preprocess-inside", help="The graph takes uint8 pixels and normalises them itself.")
+    ] = False,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest difference of a logit; for int8 the share of images that top-1 loses.")
+    ] = None,
+) -> None:
+    """Write a trained model in another format, with the proof that it is the same function."""
+    from vitreous.export import export_run
+
+    folder, receipt = export_run(run, form, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance)
+    took = receipt["milliseconds_per_image"]
+    print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    print(
+        f"{receipt['inputs']}: logits differ by {receipt['max_abs_difference']:.2g} at most, "
+        f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
+        f"{took['after']:.3g} after"
+    )
+
+
+def push(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="A repository of the Hugging Face Hub.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and the card; upload nothing.")] = False,
+) -> None:
+    """Upload a trained model with a card of its data, recipe, figures and limits."""
+    from vitreous.export.hub import push_run
+
+    pushed = push_run(run, repo, dry_run=dry_run)
+    for name, size in pushed.files.items():
+        print(f"{size:>14,} bytes  {name}")
+    print(f"\n{pushed.card}" if dry_run else f"uploaded to {repo}")

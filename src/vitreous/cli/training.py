@@ -1,0 +1,97 @@
+"""`vitreous train`."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.options import Architecture, Device, Revision
+from vitreous.cli.output import results_table
+
+
+def train(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, parquet or idx "
+            "files. Left out where the recipe names its data or a run is resumed.",
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon"),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Trained weights to start from: a run, a shipped name, a weight file or folder, or hf:owner/name.",
+        ),
+    ] = None,
+    arch: Architecture = None,
+    revision: Revision = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
+    device: Device = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Stop before training: recipe, data, first batch, time needed.")
+    ] = False,
+) -> None:
+    """Train a model on DATA to the end: validate, test, and leave a run folder."""
+    overrides = overrides or []
+    given = [value for value in (data, *overrides) if value is not None]
+    data = next((value for value in given if "=" not in value or Path(value).exists()), None)
+    overrides = [value for value in given if value != data]
+    if data == "":
+        raise ValueError("DATA is empty: give a name, a file or a folder")
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    if folds is not None:
+        overrides.append(f"data.folds={folds}")
+    if resume and out is None:
+        raise ValueError("--resume needs the run folder: name it with --out")
+
+    from rich.console import Console
+
+    from vitreous.train.choose import choose_recipe, start_settings
+    from vitreous.train.engine import is_main
+    from vitreous.train.folder import claim
+    from vitreous.train.folds import fit_folds
+    from vitreous.train.progress import say
+    from vitreous.train.run import fit
+
+    if resume:
+        claim(out, resume=True)
+    console = Console(quiet=not is_main())
+    if not is_main():
+        logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it
+    overrides += start_settings(weights, arch, revision)
+    chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
+    if reason:
+        say(console, reason)
+    cross = chosen.data.folds is not None and chosen.data.fold is None
+    train = fit_folds if cross else fit
+    run = train(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
+    if run.results and cross:
+        figures = "{folds} folds: top-1 {top1_mean:.2%} ± {top1_sd:.2%} (mean ± sd, n = {n}), loss {loss_mean:.4f}"
+        say(console, figures.format(**run.results))
+        say(console, f"run folder: {run.folder}")
+    elif run.results:
+        console.print(results_table(run.results))
+        figures = (
+            "{params:,} parameters, epoch {best_epoch} of {epochs} kept, "
+            "{train_seconds:.0f} s, {images_per_second:,.0f} images/s"
+        )
+        say(console, figures.format(**run.results))
+        say(console, f"run folder: {run.folder}")
+        if (run.folder / "report.html").exists():
+            say(console, f"report: {run.folder / 'report.html'}")
+    elif not dry_run:
+        sys.exit(130)
