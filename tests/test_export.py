@@ -18,7 +18,7 @@ from vitreous.export import FORMATS, deploy, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.run import fit
 from vitreous.weights.from_huggingface import read_preprocessing
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     write_images(root / "photos" / "test", 8, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        patch.setattr(run_module, "_draw", lambda *_: None)
+        patch.setattr(job_module, "_draw", lambda *_: None)
         recipe = tiny_recipe(epochs=40, data={"source": str(root / "photos")}, optim={"learning_rate": 0.01})
         finished = fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
     assert finished.results["test"]["top1"] > 0.9

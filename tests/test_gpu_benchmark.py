@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 def gpu(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)  # pictures take longer than these runs
+        monkeypatch.setattr(job_module, name, lambda *_: None)  # pictures take longer than these runs
     return importlib.import_module("gpu")
 
 

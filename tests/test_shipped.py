@@ -24,7 +24,7 @@ from vitreous.card import card
 from vitreous.cli import main
 from vitreous.data.images import ArrayImages, Split
 from vitreous.data.sources import load
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -46,7 +46,7 @@ def tiny(tmp_path_factory):
         patch.setenv("VITREOUS_DATA", str(root / "data"))
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
         for name in ("_draw", "_report"):
-            patch.setattr(run_module, name, lambda *_: None)  # which takes longer than the run
+            patch.setattr(job_module, name, lambda *_: None)  # which takes longer than the run
         recipe = tiny_recipe(
             epochs=12,
             model={"patch_embedding": "conv_stem", "stem_channels": (4,)},
@@ -201,7 +201,7 @@ def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeyp
 
 def test_the_cards_command_trains_the_model_again(at_home, tmp_path, monkeypatch):
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
     command = "vitreous train --recipe models/mnist/recipe.yaml"
     assert command in (at_home / "models" / "mnist" / "README.md").read_text()
     recipe, _, _ = choose_recipe(None, str(at_home / "models" / "mnist" / "recipe.yaml"), [])

@@ -11,7 +11,7 @@ from tiny import tiny_recipe, tiny_set
 
 from vitreous.cli import main
 from vitreous.report.compare import compare_page, differences, figures, read_run, render
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
 
@@ -22,7 +22,7 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_draw", "_report"):
-            patch.setattr(run_module, name, lambda *_: None)
+            patch.setattr(job_module, name, lambda *_: None)
         fit(tiny_recipe(epochs=3), tiny_set(), out=root / "a", console=Console(file=io.StringIO()))
         other = tiny_recipe(epochs=1, seed=5, data={"val_fraction": 0}, augment={"shift": 1})
         fit(other, tiny_set(), out=root / "b", console=Console(file=io.StringIO()))

@@ -21,7 +21,7 @@ from vitreous.recipe import make_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import answer_sections
 from vitreous.report.pictures import cheap_method
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.run import fit
 
 EMPTY = {"img", "meta", "link", "br"}
@@ -84,7 +84,7 @@ def written(tmp_path, data, recipe=None):
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: None)
+    monkeypatch.setattr(job_module, "_draw", lambda *_: None)
 
 
 def test_the_page_is_whole_and_loads_nothing(trained):
@@ -236,7 +236,7 @@ def test_a_perfect_model_has_no_mistakes_to_show(tmp_path):
 
 
 def test_what_was_logged_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "_draw", lambda *_: run_module.log.warning("the <ink> is low"))
+    monkeypatch.setattr(job_module, "_draw", lambda *_: job_module.log.warning("the <ink> is low"))
     page, _ = written(tmp_path, tiny_set())
     assert "Warnings" in page.text and "the <ink> is low" in page.text
 

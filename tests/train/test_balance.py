@@ -10,8 +10,8 @@ from rich.console import Console
 from tiny import equal, tiny_recipe, weights_of
 
 from vitreous.data.images import ImageSet
+from vitreous.train import job as job_module
 from vitreous.train import loop
-from vitreous.train import run as run_module
 from vitreous.train.run import fit
 
 LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
@@ -20,7 +20,7 @@ LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 def unbalanced_set():

@@ -15,7 +15,7 @@ from tiny import stripes, tiny_recipe, tiny_set, untimed, write_images
 from vitreous.data.images import ImageSet
 from vitreous.evaluation import evaluate
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
@@ -23,7 +23,7 @@ from vitreous.train.run import fit
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 def folds_recipe(folds=3, **changes):
@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
     """A finished cross-validation of three folds over 48 images."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_draw", "_report"):
-            patch.setattr(run_module, name, lambda *_: None)
+            patch.setattr(job_module, name, lambda *_: None)
         return fit_folds(folds_recipe(), tiny_set(), out=tmp_path_factory.mktemp("folds") / "cv", **quiet())
 
 
@@ -131,12 +131,12 @@ def test_a_fold_is_judged_again_on_the_part_held_out(tmp_path):
 def test_the_sets_own_test_images_are_not_opened(tmp_path, monkeypatch):
     read, data = [], tiny_set()
     pixels = data.test.images.pixels
-    monkeypatch.setattr(run_module, "judge", lambda bundle, split, **_: read.append(split) or real(bundle, split, **_))
+    monkeypatch.setattr(job_module, "judge", lambda bundle, split, **_: read.append(split) or real(bundle, split, **_))
     fit_folds(folds_recipe(2), data, out=tmp_path / "cv", **quiet())
     assert read and not any(np.shares_memory(split.images.pixels, pixels) for split in read)
 
 
-real = run_module.judge
+real = job_module.judge
 
 
 def test_another_seed_repeats_it_with_other_parts_unless_they_are_given(tmp_path):
@@ -157,9 +157,9 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
 
     text = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        whole = run_module.Job.train
+        whole = job_module.Job.train
         patch.setattr(
-            run_module.Job, "train", lambda self, console, _, on_epoch: whole(self, console, interrupt, on_epoch)
+            job_module.Job, "train", lambda self, console, _, on_epoch: whole(self, console, interrupt, on_epoch)
         )
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
     assert stopped.results is None and f"vitreous train --resume --out {out}" in text.getvalue()

@@ -22,7 +22,7 @@ from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, weights_of
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import Recipe
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.engine import Engine, shared_device
 from vitreous.train.run import fit
 
@@ -73,7 +73,7 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet,
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    run_module._draw = run_module._report = lambda *_: None
+    job_module._draw = job_module._report = lambda *_: None
     os.chdir(options.pop("folder", "."))
     sys.stdout = text = io.StringIO()
     model = options.get("model")
@@ -96,7 +96,7 @@ def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> lis
 def alone(monkeypatch):
     """`fit` in this process, with nothing printed or drawn."""
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
 
     def run(recipe, data, out):
         return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))

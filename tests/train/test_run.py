@@ -36,8 +36,8 @@ from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import read_recipe
+from vitreous.train import job as job_module
 from vitreous.train import loop
-from vitreous.train import run as run_module
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -59,8 +59,8 @@ EVERYTHING = {
 def no_pictures(request, monkeypatch):
     """Drawing takes longer than these runs: only tests that ask for `pictures` get some."""
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(run_module, "_draw", lambda *_: None)
-        monkeypatch.setattr(run_module, "_report", lambda *_: None)
+        monkeypatch.setattr(job_module, "_draw", lambda *_: None)
+        monkeypatch.setattr(job_module, "_report", lambda *_: None)
 
 
 @pytest.fixture
@@ -480,12 +480,12 @@ def test_a_run_that_could_not_be_judged_is_not_trained_again(trained, monkeypatc
     def fail(*_, **__):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(run_module, "judge", fail)
+    monkeypatch.setattr(job_module, "judge", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         trained(recipe, tiny_set(), "parts")
     monkeypatch.undo()
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
     run = trained(recipe, tiny_set(), "parts", resume=True, on_step=lambda *_: steps.append(1))
     assert not steps and untimed(run.results) == untimed(whole.results)
 

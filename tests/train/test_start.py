@@ -16,7 +16,7 @@ from vitreous.data.images import ImageSet
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.train import run as run_module
+from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
 from vitreous.weights import Bundle
@@ -28,7 +28,7 @@ STILL = {"learning_rate": 1e-60, "batch_size": 8}  # no weight moves
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     for name in ("_draw", "_report"):
-        monkeypatch.setattr(run_module, name, lambda *_: None)
+        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 @pytest.fixture

@@ -1,0 +1,334 @@
+"""A run under way: made from a recipe and its data, trained, saved, gone back to, judged."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from vitreous.augment import plan
+from vitreous.data.check import check, summary
+from vitreous.data.images import ImageSet, Split
+from vitreous.data.loaders import Batches
+from vitreous.device import peak_memory, pick_precision
+from vitreous.evaluation import Judged, judge
+from vitreous.files import write_json
+from vitreous.metrics import classification_metrics, confusion, fit_temperature, top_k
+from vitreous.model import ViT
+from vitreous.prediction import split_features
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import Recipe
+from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
+from vitreous.train.engine import Engine
+from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
+from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
+from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.probe import fit_head
+from vitreous.train.progress import Display, say
+from vitreous.train.signals import stop_flag
+from vitreous.train.start import Start
+from vitreous.weights import Bundle
+
+log = logging.getLogger("vitreous")
+
+
+class Job:
+    """A run under way: its parts, made from the recipe and the data, and the places its hooks write to."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: ImageSet,
+        model: ViT | None,
+        folder: Path,
+        engine: Engine,
+        start: Start | None = None,
+    ):
+        self.recipe, self.data, self.folder, self.start = recipe, data, folder, start
+        self.skip_broken = recipe.data.skip_broken or data.skip_broken
+        self.checkpoint = folder / "checkpoints" / "last.pt"
+        self.engine = engine
+        self.precision = pick_precision(recipe.precision, self.engine.device)
+        if recipe.optim.batch_size % self.engine.processes:
+            raise ValueError(
+                f"optim.batch_size {recipe.optim.batch_size} does not divide among {self.engine.processes} processes"
+            )
+        with engine.first_on_machine():
+            self._load_images()
+        self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
+        if len(self.train_batches) < engine.processes:
+            raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
+        self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
+        torch.manual_seed(recipe.seed)
+        model = ViT(recipe.model) if model is None else model
+        if engine.rank:
+            torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
+        model.freeze(recipe.optim.freeze)
+        self.parameters = sum(weight.numel() for weight in model.parameters())
+        self.model, self.optimizers = self.engine.prepare(model, make_optimizers(model, recipe.optim))
+        decay = recipe.optim.ema
+        self.average = Average(self.engine.unwrap(self.model), decay) if decay else None
+        self.state = State()
+
+    def _load_images(self) -> None:
+        """Decode and place the training and validation images. The test images are left alone until the end."""
+        data, recipe = self.data, self.recipe
+        self.preprocess = Preprocess(  # by which images are read, before they are measured
+            image_size=recipe.model.image_size,
+            mean=(0.5,) * recipe.model.channels,
+            std=(0.5,) * recipe.model.channels,
+            fit=recipe.data.fit,
+        )
+        make = partial(
+            Batches,
+            batch_size=recipe.optim.batch_size // self.engine.processes,
+            device=self.engine.device,
+            memory_budget=int(recipe.data.memory_budget * 2**30),
+            workers=recipe.data.workers,
+            skip_broken=self.skip_broken,
+        )
+        if self.start is not None:  # of the weights
+            self.preprocess = self.start.preprocess
+        self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
+        if self.start is None:
+            self.preprocess = self.plain_batches.measured()
+        self.train_batches = self.plain_batches
+        if recipe.data.oversize > 1:
+            larger = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
+            self.train_batches = make(data.train, self.preprocess.model_copy(update={"image_size": larger}))
+        self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
+
+    def describe(self, console: Console) -> None:
+        """Print what is about to be trained on what, and draw the first batch as the model will see it."""
+        for line in self.start.lines if self.start else ():
+            say(console, line)
+        val = len(self.val_batches) if self.val_batches else 0
+        say(
+            console,
+            f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
+            f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}"
+            f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
+        )
+        for finding in check(self.data, self.plain_batches, self.val_batches):
+            say(console, f"note: {finding}")
+        images, targets = self._first_batch(32)
+        names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
+        _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
+
+    def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
+        order, draws = epoch_rows(self.train_batches.labels, self.recipe, 0)
+        batch = next(iter(self.train_batches.epoch(order[:count])))
+        draws, device = draws[: len(batch.rows)], self.engine.device
+        (changes,) = plan(draws, self.recipe.augment, 0, self.recipe.model.image_size, len(draws), device)
+        fill = torch.tensor(self.preprocess.mean, device=device)
+        return augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
+
+    def estimate(self, console: Console) -> None:
+        """Print the recipe, the data's summary and how long training would take, from a few real steps."""
+        times = [time.monotonic()]
+        if self.recipe.start.probe:
+            self._features(self.plain_batches, self.recipe.optim.batch_size)
+            times.append(time.monotonic())
+        else:
+            hooks = Hooks(
+                on_step=lambda *_: times.append(time.monotonic()),
+                stop_requested=lambda: len(times) > min(8, self.steps),
+            )
+            self._loop(hooks)
+        step = float(np.median(np.diff(times)))
+        say(console, self.recipe.dump())
+        say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
+        epochs, limit = self.recipe.epochs, self.recipe.time_limit
+        if limit is not None and limit < step * self.steps * epochs:
+            epochs = round(limit / (step * self.steps), 1)
+        say(
+            console,
+            f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps; "
+            f"first augmented batch: {self.folder / FIRST_BATCH}",
+        )
+
+    def train(
+        self,
+        console: Console,
+        on_step: Callable[[State, Tensor], None] | None,
+        on_epoch: Callable[[dict[str, float]], None] | None,
+    ) -> bool:
+        """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
+        with (
+            Display(console, self.recipe.epochs, self.steps, self.engine.device) as display,
+            stop_flag() as stop,
+        ):
+
+            def epoch_done(row: dict[str, float]) -> None:
+                if self.engine.main:
+                    write_csv(self.folder / "metrics.csv", self.state.history)
+                display.epoch(row, best=self.state.best_epoch == row["epoch"])
+                self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
+                if on_epoch is not None:
+                    on_epoch(row)
+
+            hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
+            if on_step is not None:
+                hooks.on_step = on_step
+            finished = self._loop(hooks)
+        self.engine.finish()
+        return finished
+
+    def probe(self) -> None:
+        """Fit the head alone, to features that are computed once. For the main process, which then has the model."""
+        begun = time.monotonic()
+        state, model = self.state, self.engine.unwrap(self.model)
+        features = {"train": (self._features(self.plain_batches), self.plain_batches.labels)}
+        if self.val_batches is not None:
+            features["val"] = self._features(self.val_batches), self.val_batches.labels
+        self.head = fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
+        with torch.no_grad():
+            model.head.weight.copy_(self.head.weight)
+            model.head.bias.copy_(self.head.bias)
+        self.keep(model)
+        state.epoch = state.best_epoch = 1
+        state.seen = len(self.train_batches)
+        state.train_seconds = state.total_seconds = time.monotonic() - begun
+        row: dict[str, float] = {"epoch": 1}
+        for name, (x, labels) in features.items():
+            logits = x @ self.head.weight.T + self.head.bias
+            row[f"{name}_loss"] = F.cross_entropy(logits, labels).item()
+            row[f"{name}_top1"] = top_k(logits, labels, 1)
+        state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
+        write_csv(self.folder / "metrics.csv", state.history)
+
+    def _features(self, batches: Batches, count: int | None = None) -> Tensor:
+        """Of the images of a split, or of the first `count`: (N, D)."""
+        model = self.engine.unwrap(self.model)
+        return split_features(model, batches, self.preprocess, self.precision, count)
+
+    def _loop(self, hooks: Hooks) -> bool:
+        return train_loop(
+            model=self.model,
+            average=self.average,
+            optimizers=self.optimizers,
+            train=self.train_batches,
+            val=self.val_batches,
+            recipe=self.recipe,
+            preprocess=self.preprocess,
+            precision=self.precision,
+            engine=self.engine,
+            state=self.state,
+            hooks=hooks,
+        )
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        random = self.engine.from_all(random_state())
+        if self.engine.main:
+            content = {
+                "recipe": self.recipe.model_dump(mode="json"),
+                "data": self.summary["hash"],
+                "start": self.start.facts["sha256"] if self.start else "",
+                "model": self.engine.unwrap(self.model).state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "average": self.average.state_dict() if self.average is not None else {},
+                "state": self.state.to_plain(),
+            }
+            save_checkpoint(self.checkpoint, content, random)
+
+    def restore(self) -> None:
+        """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
+        content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
+        check_same_recipe(self.recipe, content["recipe"], self.folder)
+        if content["data"] != self.summary["hash"]:
+            raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
+        if self.start is not None and content["start"] != self.start.facts["sha256"]:
+            raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")
+        self.engine.unwrap(self.model).load_state_dict(content["model"])
+        for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self.average is not None:
+            self.average.load_state_dict(content["average"])
+        self.state = State.from_plain(content["state"])
+
+    def keep(self, model: nn.Module) -> None:
+        """Make these weights the run's model."""
+        if self.engine.main:
+            Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")
+
+    def finish(self) -> dict[str, Any]:
+        """Judge the kept model on validation and test, the test images being read here for the first time.
+
+        For the main process alone, which has written the model.
+        """
+        state, judged = self.state, {}
+        bundle = Bundle.load(self.folder / "model")
+        if self.data.val is not None:
+            val = self._judge(bundle, self.data.val)
+            bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
+            figures = classification_metrics(val.logits, val.labels, bundle.temperature)
+            judged["val"] = val._replace(bundle=bundle, figures=figures)
+            bundle.save_config(self.folder / "model")
+        if self.data.test is not None:
+            judged["test"] = self._judge(bundle, self.data.test)
+        for name, answers in judged.items():
+            plot = self.folder / "plots" / f"confusion_{name}.png"
+            _draw("confusion_matrix", confusion(answers.logits, answers.labels), self.data.class_names, plot)
+        _draw("learning_curves", state.history, state.best_epoch, self.folder / "plots" / "learning_curves.png")
+        results = {
+            "params": self.parameters,
+            "epochs": state.epoch,
+            "passes": state.seen / len(self.train_batches),
+            "best_epoch": state.best_epoch,
+            "seed": self.recipe.seed,
+            "precision": self.precision,
+            "train_seconds": state.total_seconds,
+            "images_per_second": state.history[-1]["images_per_second"],
+            "start": self.start.facts if self.start else None,
+            "peak_memory": peak_memory(self.engine.device),
+            **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
+        }
+        if self.recipe.start.probe:
+            results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
+        write_json(self.folder / "results.json", results)
+        _report(self.folder, bundle, judged, lambda: self._first_batch(32))
+        return results
+
+    def _judge(self, bundle: Bundle, split: Split) -> Judged:
+        return judge(
+            bundle,
+            split,
+            device=self.engine.device,
+            precision=self.precision,
+            memory_budget=self.recipe.data.memory_budget,
+            workers=self.recipe.data.workers,
+            skip_broken=self.skip_broken,
+        )
+
+
+def _draw(plot: str, *args: Any) -> None:
+    """Draw a picture; one that fails warns, and never loses a run."""
+    try:
+        from vitreous import plots
+
+        getattr(plots, plot)(*args)
+    except Exception as error:
+        log.warning("could not draw %s: %s", args[-1], error)
+
+
+def _report(
+    folder: Path, bundle: Bundle, judged: dict[str, Judged], samples: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
+    """Write `report.html`; one that fails warns, and never loses a run."""
+    try:
+        from vitreous.report import train_report
+
+        train_report(folder, bundle, judged, samples())
+    except Exception as error:
+        log.warning("could not write %s: %s", folder / "report.html", error)
