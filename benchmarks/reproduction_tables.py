@@ -146,10 +146,10 @@ def _range(values: list[float], form: str) -> str:
 
 def _machines(group: list[Result]) -> str:
     """Where the runs of a row were trained."""
-    names = {
-        machine["device"] if machine["device"] != "cpu" else f"{machine['processor']}, {machine['threads']} threads"
-        for machine in (result["machine"] for result in group)
-    }
+    names = set()
+    for machine in (result["machine"] for result in group):
+        threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+        names.add(f"{machine['processor']}, {threads}" if machine["device"] == "cpu" else machine["device"])
     return "; ".join(sorted(names))
 
 
