@@ -126,7 +126,6 @@ OURS = (
     Ours("lyon-mnist", "`mnist`, smaller, as many epochs", "mnist", SMALL_MNIST, "small"),
     Ours("lyon-mnist", "`mnist`, as many epochs", "mnist", ("epochs=5",), "5-epochs"),
     Ours("lyon-cifar10", "`small-images`, smaller, as many epochs", "small-images", SMALL_CIFAR10, "small"),
-    Ours("lyon-cifar10", "`small-images`, as many epochs", "small-images", ("epochs=5",), "5-epochs"),
     Ours("behery-cifar100", "`cifar100-cpu`", "cifar100-cpu"),
     Ours("tigges-cifar100", "`cifar100-cpu`", "cifar100-cpu"),
     Ours("tigges-cifar10", "`cifar10-cpu`", "cifar10-cpu"),
