@@ -102,7 +102,7 @@ def speed() -> str:
     return (
         f"{loops:,.0f} images a second by loops, {rebuilt:,.0f} rebuilt: {content['faster_by']:.0f} times faster "
         f"(medians of {content['rounds']} interleaved rounds, batch {content['batch']}, "
-        f"{content['machine']['processor']}, {content['machine']['threads']} threads; `{content['command']}`)."
+        f"{_machine(content['machine'])}; `{content['command']}`)."
     )
 
 
@@ -146,11 +146,13 @@ def _range(values: list[float], form: str) -> str:
 
 def _machines(group: list[Result]) -> str:
     """Where the runs of a row were trained."""
-    names = set()
-    for machine in (result["machine"] for result in group):
-        threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-        names.add(f"{machine['processor']}, {threads}" if machine["device"] == "cpu" else machine["device"])
-    return "; ".join(sorted(names))
+    return "; ".join(sorted({_machine(result["machine"]) for result in group}))
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    if machine["device"] != "cpu":
+        return machine["device"]
+    return f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
 
 
 def _row(cells: Iterable[object]) -> str:
