@@ -139,6 +139,7 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("epochs=[1", "epochs: '[1' is not a valid value"),
         ("epochs=abc", "command line: epochs is 'abc': input should be a valid integer"),
         ("optim.betas=[0.9]", "command line: optim.betas.1 is [0.9]: field required"),
+        ("data.crop_fraction=0.5", "command line: data.crop_fraction 0.5 is for random crops: set augment.crop_scale"),
         ("data.oversize=2", "command line: data.oversize 2 is for random crops: set augment.crop_scale, or leave"),
     ],
 )

@@ -78,6 +78,10 @@ class DataOptions(Section):
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
     """Keep training images at so many times the model's size, so that what `augment.crop_scale` cuts out is sharp."""
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Side of the centre that is cut out of images to be judged, as a share of the image's. Random crops magnify: with
+    the mean side of theirs, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to
+    start from bring their own."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
     memory_budget: PositiveFloat = 4.0
@@ -200,10 +204,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        if self.data.oversize > 1 and self.augment.crop_scale is None:
-            raise ValueError(
-                f"data.oversize {self.data.oversize:g} is for random crops: set augment.crop_scale, or leave it out"
-            )
+        for name in ("oversize", "crop_fraction"):
+            value = getattr(self.data, name)
+            if value != 1 and self.augment.crop_scale is None:
+                raise ValueError(f"data.{name} {value:g} is for random crops: set augment.crop_scale, or leave it out")
         return self
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":

@@ -35,6 +35,7 @@ from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT, ViTConfig
+from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop
@@ -256,6 +257,28 @@ def test_larger_training_images_change_neither_what_the_model_reads_nor_the_sear
     larger, plain = (run.bundle.preprocess for run in runs)
     assert larger == plain and larger.image_size == (8, 8)
     assert not equal(*(weights_of(run.folder) for run in runs))
+
+
+def test_crops_come_from_the_whole_image_and_answers_from_its_centre(tmp_path, monkeypatch):
+    """A frame of noise that training sees and the judges do not."""
+    pixels, labels = stripes(48, side=32)
+    framed = np.random.default_rng(0).integers(0, 255, (48, 1, 64, 64), np.uint8)
+    framed[:, :, 16:48, 16:48] = pixels
+    data = ImageSet.from_arrays(framed, labels, test=(framed[:12], labels[:12]), class_names=CLASSES)
+    seen = []
+    monkeypatch.setattr(loop, "augment", lambda images, *_: seen.append(images) or images[..., ::8, ::8].clone())
+    fields = {"model": {"image_size": 8, "patch_size": 4}, "augment": {"crop_scale": (0.2, 0.3)}}
+    run = fit(
+        tiny_recipe(**fields, epochs=1, data={"val_fraction": 0, "oversize": 8, "crop_fraction": 0.5}),
+        data,
+        out=tmp_path / "run",
+        console=Console(file=io.StringIO()),
+    )
+    assert any(torch.equal(seen[0][0], image) for image in torch.tensor(framed).float().div(255))
+    preprocess = run.bundle.preprocess
+    assert preprocess.crop_fraction == 0.5
+    centre = Preprocess(image_size=8, mean=(0.5,), std=(0.5,)).fit_array(pixels[0])
+    np.testing.assert_allclose(preprocess.fit_array(framed[0]), centre, atol=40)
 
 
 def test_gray_and_colour_and_many_classes(trained):

@@ -113,7 +113,7 @@ class Batches:
         """The preprocessing with mean and std of these images, or of an even sample of very many."""
         count = min(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
         rows = np.linspace(0, len(self) - 1, count).astype(int)
-        settings = self.preprocess.model_dump(include={"image_size", "interpolation", "fit"})
+        settings = self.preprocess.model_dump(exclude={"mean", "std"})
         return Preprocess.measured((self.images.read(part, self.preprocess) for part in self._parts(rows)), **settings)
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:

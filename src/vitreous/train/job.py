@@ -87,6 +87,7 @@ class Job:
             mean=(0.5,) * recipe.model.channels,
             std=(0.5,) * recipe.model.channels,
             fit=recipe.data.fit,
+            crop_fraction=recipe.data.crop_fraction,
         )
         make = partial(
             Batches,
@@ -102,9 +103,10 @@ class Job:
         if self.start is None:
             self.preprocess = self.plain_batches.measured()
         self.train_batches = self.plain_batches
-        if recipe.data.oversize > 1:
-            larger = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
-            self.train_batches = make(data.train, self.preprocess.model_copy(update={"image_size": larger}))
+        if recipe.data.oversize > 1 or recipe.data.crop_fraction < 1:  # random crops come from the whole image
+            size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
+            whole = {"image_size": size} | ({"crop_fraction": 1.0} if self.start is None else {})
+            self.train_batches = make(data.train, self.preprocess.model_copy(update=whole))
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, console: Console) -> None:
