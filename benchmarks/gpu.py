@@ -53,6 +53,7 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
     [],
     ["optim.muon_split_qkv=true"],
     ["model.mlp_conv=true"],
+    ["data.crop_fraction=0.95"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
     *([f"optim.muon_weight_decay={decay}"] for decay in (0.05, 0.1)),
