@@ -7,6 +7,7 @@ from pathlib import Path
 from measure import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
+TUNED = {"probe": "DeiT-Tiny, a probe", "finetune": "DeiT-Tiny, fine-tuned"}
 
 
 def recipe_table(results: list[dict]) -> str:
@@ -39,6 +40,18 @@ def peers_table(peers: dict) -> str:
     return "\n".join(lines)
 
 
+def transfer_table(tuned: dict, own: dict) -> str:
+    """Trained weights on small sets: mean and deviation over folds, or over draws of the training images."""
+    digits = f"{own['train_images']} digits of 8 x 8 pixels"
+    rows = [("photographs", name, tuned[key]) for key, name in TUNED.items() if key in tuned]
+    rows += [(digits, row["way"], row | {"mean": row["top1_mean"], "sd": row["top1_sd"]}) for row in own["rows"]]
+    lines = ["| training images | way | test top-1, mean ± sd | n |", "|---|---|---|---|"]
+    for images, way, r in rows:
+        n = r.get("n") or len(r["top1"])
+        lines.append(f"| {images} | {way} | {100 * r['mean']:.2f} ± {100 * r['sd']:.2f} | {n} |")
+    return "\n".join(lines)
+
+
 def describe(machine: dict) -> str:
     rates = machine["matmul_gflops"]
     return (
@@ -53,6 +66,10 @@ def filled(readme: str) -> str:
     parts = [
         "By seed 0, 1, ... on the test images, which chose nothing (`python benchmarks/recipes.py NAME --seeds N`):",
         recipe_table([content for content in results.values() if "top1_mean" in content]),
+        "From trained weights: DeiT-Tiny on 300 photographs of pizza, steak and sushi, by folds of a fifth held out "
+        "(`python benchmarks/finetune.py`); and models/mnist on digits of other writers and another scanner, by draws "
+        "of the training images (`python benchmarks/own_checkpoint.py`):",
+        transfer_table(results["fine-tuning"], results["own-checkpoint"]),
         "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved "
         "in one run, medians (`python benchmarks/peers.py`):",
         peers_table(results["peers"]),

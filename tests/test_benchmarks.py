@@ -34,6 +34,7 @@ def torchvision_imports():
         ("reproduction_speed", "faster by"),
         ("scaling", "peak memory, MB"),
         ("finetune", "on the split"),
+        ("own_checkpoint", "recipe digits from scratch"),
     ],
 )
 def test_quick_runs_print_a_table_and_write_nothing(name, last):
