@@ -62,6 +62,15 @@ class StartOptions(Section):
     """Branch, tag or commit of a Hub repository."""
     probe: bool = False
     """Leave them as they are and fit a new head alone, by logistic regression on features that are computed once."""
+    probe_first: bool = False
+    """Train everything, from such a head: one of zeros would pull at features that are good already (Kumar et al.
+    2022, arXiv 2202.10054). A head that is kept, because its classes are the data's, stays as it is."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "StartOptions":
+        if self.probe and self.probe_first:
+            raise ValueError("start.probe trains the head alone, start.probe_first all after it: choose one of them")
+        return self
 
 
 class DataOptions(Section):

@@ -44,9 +44,9 @@ def source(tmp_path):
 def started(tmp_path, source):
     """`fit` from the source into tmp_path/<name>, with what it prints in `said`."""
 
-    def run(name="run", data=None, on_step=None, resume=False, weights=source, probe=False, **changes):
+    def run(name="run", data=None, on_step=None, resume=False, weights=source, probe=False, first=False, **changes):
         fields = {"epochs": 1, "precision": "float32", "data": {"val_fraction": 0.25}, "optim": {"batch_size": 8}}
-        start = {"weights": str(weights), "probe": probe}
+        start = {"weights": str(weights), "probe": probe, "probe_first": first}
         recipe = make_recipe(fields | {"start": start} | changes, "test")
         run.said = io.StringIO()
         console = Console(file=run.said, width=200)
@@ -206,10 +206,40 @@ def test_a_probe_refuses_what_it_would_ignore(started, changes, message):
         started(probe=True, **changes)
 
 
-@pytest.mark.parametrize("key", ["start.probe", "optim.freeze", "optim.layer_decay"])
+def test_training_may_start_from_the_head_of_a_probe(started):
+    probed, tuned = started("a", probe=True), started("b", first=True, optim=STILL)
+    assert equal(weights_of(probed.folder), weights_of(tuned.folder))
+    assert "head fitted to the features first, by 5-fold cross-validation" in started.said.getvalue()
+
+
+def test_a_head_that_is_kept_is_not_fitted(started, tmp_path):
+    tiny_bundle(seed=1, head_hidden=4).save(tmp_path / "own")
+    run = started(first=True, weights=tmp_path / "own", optim=STILL)
+    assert changed(run, tmp_path / "own") == [] and "head fitted" not in started.said.getvalue()
+
+
+def test_a_run_from_the_head_of_a_probe_goes_on_bit_for_bit(started):
+    def stop(state, _):
+        if state.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    whole = started("whole", first=True)
+    assert started("cut", first=True, on_step=stop).results is None
+    assert equal(weights_of(started("cut", first=True, resume=True).folder), weights_of(whole.folder))
+
+
+def test_the_head_of_a_probe_is_linear(started):
+    for how in ("probe", "first"):
+        with pytest.raises(ValueError, match=r"model\.head_hidden is 4, but a probe's head is linear: leave it out"):
+            started(how, **{how: True}, model={"head_hidden": 4})
+    with pytest.raises(ValueError, match=r"start\.probe_first all after it: choose one of them"):
+        started("both", probe=True, first=True)
+
+
+@pytest.mark.parametrize("key", ["start.probe", "start.probe_first", "optim.freeze", "optim.layer_decay"])
 def test_what_needs_trained_weights_is_refused_without(key):
     section, name = key.split(".")
-    recipe = tiny_recipe(**{section: {name: {"probe": True, "freeze": 1, "layer_decay": 0.5}[name]}})
+    recipe = tiny_recipe(**{section: {name: {"freeze": 1, "layer_decay": 0.5}.get(name, True)}})
     with pytest.raises(ValueError, match=f"{key} is for trained weights: give some with --from"):
         fit(recipe, tiny_set(), console=Console(file=io.StringIO()))
 
@@ -229,7 +259,8 @@ def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch)
     assert start_settings("source", None, None) == [f'start.weights="{source}"']
     settings = start_settings("hf:owner/name", "deit", "0123")
     recipe, _, _ = choose_recipe("digits", "probe", settings)
-    assert recipe.start.model_dump() == {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True}
+    kept = {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True, "probe_first": False}
+    assert recipe.start.model_dump() == kept
     with pytest.raises(ValueError, match="--arch deit says something of the weights of --from"):
         start_settings(None, "deit", None)
 

@@ -32,7 +32,7 @@ from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
-from vitreous.train.probe import fit_head
+from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
@@ -189,15 +189,11 @@ class Job:
     def probe(self) -> None:
         """Fit the head alone, to features that are computed once. For the main process, which then has the model."""
         begun = time.monotonic()
-        state, model = self.state, self.engine.unwrap(self.model)
-        features = {"train": (self._features(self.plain_batches), self.plain_batches.labels)}
-        if self.val_batches is not None:
-            features["val"] = self._features(self.val_batches), self.val_batches.labels
-        self.head = fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
-        with torch.no_grad():
-            model.head.weight.copy_(self.head.weight)
-            model.head.bias.copy_(self.head.bias)
-        self.keep(model)
+        state = self.state
+        features = self._features_by_split()
+        self.head = self._fitted(features)
+        self._set_head(self.head)
+        self.keep(self.engine.unwrap(self.model))
         state.epoch = state.best_epoch = 1
         state.seen = len(self.train_batches)
         state.train_seconds = state.total_seconds = time.monotonic() - begun
@@ -208,6 +204,28 @@ class Job:
             row[f"{name}_top1"] = top_k(logits, labels, 1)
         state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
         write_csv(self.folder / "metrics.csv", state.history)
+
+    def probe_first(self, console: Console) -> None:
+        """Fit the head to the features as they are before training; the main process does it for all."""
+        begun = time.monotonic()
+        head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
+        self._set_head(head)
+        seconds = time.monotonic() - begun
+        say(console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
+
+    def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:
+        return fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
+
+    def _set_head(self, head: Head) -> None:
+        linear = self.engine.unwrap(self.model).head
+        with torch.no_grad():
+            linear.weight.copy_(head.weight)
+            linear.bias.copy_(head.bias)
+
+    def _features_by_split(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Features (N, D) and labels (N,) of `train` and, where there are validation images, of `val`."""
+        splits = {"train": self.plain_batches, "val": self.val_batches}
+        return {name: (self._features(part), part.labels) for name, part in splits.items() if part is not None}
 
     def _features(self, batches: Batches, count: int | None = None) -> Tensor:
         """Of the images of a split, or of the first `count`: (N, D)."""

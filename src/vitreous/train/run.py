@@ -81,6 +81,8 @@ def fit(
             return Run(folder)
         if resume and engine.from_main(job.checkpoint.exists):
             job.restore()
+        elif recipe.start.probe_first and start is not None and start.facts["new_head"]:
+            job.probe_first(console)
         engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))

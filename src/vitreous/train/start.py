@@ -61,6 +61,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         config = ViTConfig.model_validate(theirs.model_dump() | changes)
     except ValidationError as error:
         raise ValueError(one_line(error, "model.")) from error
+    if config.head_hidden and not own_head and (options.probe or options.probe_first):
+        raise ValueError(f"model.head_hidden is {config.head_hidden}, but a probe's head is linear: leave it out")
     torch.manual_seed(recipe.seed)  # of a head with a hidden layer
     model = ViT(config)
     state = bundle.model.state_dict()
@@ -83,6 +85,7 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
     if not has_weights:
         needs = {
             "start.probe": recipe.start.probe,
+            "start.probe_first": recipe.start.probe_first,
             "optim.freeze": recipe.optim.freeze > 0,
             "optim.layer_decay": recipe.optim.layer_decay < 1,
         }
