@@ -129,6 +129,17 @@ def test_dropout_may_change_and_the_architecture_may_not(started):
         started("d", model={"num_classes": 4})
 
 
+def test_a_new_head_may_read_the_mean_of_the_patches_too(started, tmp_path):
+    tiny_bundle(seed=1).save(tmp_path / "own")
+    run = started(weights=tmp_path / "own", optim=STILL, model={"pool": "cls_mean"})
+    assert changed(run, tmp_path / "own") == ["head.weight"] and run.results["start"]["new_head"]  # its bias was 0
+    assert weights_of(run.folder)["head.weight"].shape == (3, 32) and not weights_of(run.folder)["head.weight"].any()
+    probed = started("probed", weights=tmp_path / "own", probe=True, model={"pool": "cls_mean"})
+    assert weights_of(probed.folder)["head.weight"].shape == (3, 32) and probed.results["test"]["top1"] > 0.6
+    with pytest.raises(ValueError, match=r"model.pool is mean, but that of .*own is cls: leave it out"):
+        started("mean", weights=tmp_path / "own", model={"pool": "mean"})
+
+
 def test_a_run_says_what_it_started_from(started, source):
     run = started()
     digest = hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()

@@ -13,6 +13,8 @@ from vitreous.recipe import OptimOptions, Recipe, one_line
 from vitreous.weights.load import find_weights, load_weights
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
+HEAD = ("head_hidden", "pool")  # of which another takes a new head
+POOLS = {"cls", "cls_mean"}  # and which of these it has: both read the class token, and neither has weights
 
 
 class Start(NamedTuple):
@@ -31,8 +33,9 @@ class Start(NamedTuple):
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     """Load `recipe.start.weights`. The head is kept where its classes are these, and is a new one elsewhere.
 
-    The recipe may ask for another image size, to which positions are resampled, and for another head, dropout and
-    stochastic depth. Raises ValueError for what else it asks of the model, and for weights that do not load.
+    The recipe may ask for another image size, to which positions are resampled, for another head, dropout and
+    stochastic depth, and for a head that reads the mean of the patches beside the class token, or not. Raises
+    ValueError for what else it asks of the model, and for weights that do not load.
     """
     options, given = recipe.start, recipe.model.model_dump(include=recipe.model.model_fields_set)
     recipe.check_classes(len(class_names))
@@ -45,14 +48,15 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     )
     theirs = bundle.model.config
     for key, value in given.items():
-        if key not in FREE and value != getattr(theirs, key):
+        free = key in FREE or (key == "pool" and {value, theirs.pool} <= POOLS)
+        if not free and value != getattr(theirs, key):
             raise ValueError(
                 f"model.{key} is {value}, but that of {options.weights} is {getattr(theirs, key)}: leave it out"
             )
-    changes = {key: given[key] for key in FREE if key in given}
+    changes = {key: given[key] for key in (*FREE, "pool") if key in given}
     lines = report.lines()
     own_head = bundle.class_names == class_names and not report.new_head and not options.probe
-    if not own_head or changes.get("head_hidden", theirs.head_hidden) != theirs.head_hidden:
+    if not own_head or any(changes.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
         changes = {"head_hidden": 0} | changes
         if not report.new_head:
             lines.append(f"new head in place of that for {', '.join(bundle.class_names[:4])} ...")
