@@ -2,7 +2,7 @@
 
     python benchmarks/finetune.py                     # both, and results/fine-tuning.json
     python benchmarks/finetune.py --only probe        # a minute; fine-tuning stays as it is in the file
-    python benchmarks/finetune.py optim.freeze=6      # recipe finetune with other settings
+    python benchmarks/finetune.py optim.freeze=0      # recipe finetune with these settings, in place of SETTINGS
     python benchmarks/finetune.py --quick             # digits and a model without training; writes nothing
 
 Both are judged on the original split, 225 to train on and 75 to test, and on 5 folds of all 300 images, repeated with
@@ -16,6 +16,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from vitreous.weights import Bundle
 
 ARCH = "deit_tiny_patch16_224"
 FOLDS = 5
+SETTINGS = ["model.pool=cls_mean", "optim.freeze=9"]  # of recipe finetune
 
 
 class Task(NamedTuple):
@@ -90,9 +92,13 @@ def partitions(task: Task, repeats: int) -> Iterator[tuple[str, int, np.ndarray,
             yield f"repeat{repeat}-fold{fold}", repeat, train, test
 
 
-def probe(task: Task, repeats: int) -> dict[str, float]:
-    """Test top-1 of each partition; the features of all images are computed once."""
+def probe(task: Task, repeats: int, pool: str) -> dict[str, float]:
+    """Test top-1 of each partition; the features of all images, pooled so, are computed once."""
     bundle = load_features(task.weights, task.arch)
+    model = ViT(ViTConfig.model_validate(bundle.model.config.model_dump() | {"pool": pool}))
+    body = {name: value for name, value in bundle.model.state_dict().items() if not name.startswith("head.")}
+    model.load_state_dict(model.state_dict() | body)
+    bundle = replace(bundle, model=model.eval())
     parts = [embed_split(bundle, task.data, name) for name in ("train", "test")]
     features, labels = (torch.cat([getattr(part, key) for part in parts]) for key in ("features", "labels"))
     top1 = {}
@@ -143,19 +149,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         task = quick_task(Path(folder)) if options.quick else real_task()
         repeats = 1 if options.quick else options.repeats
-        settings = [*(["epochs=1"] if options.quick else []), *options.settings]
+        settings = ["epochs=1"] if options.quick else options.settings or SETTINGS
         results = json.loads(file.read_text()) if file.exists() and not options.quick else {}
         for name, measure in (
-            ("probe", lambda: probe(task, repeats)),
+            ("probe", lambda: probe(task, repeats, "cls")),
+            ("probe_cls_mean", lambda: probe(task, repeats, "cls_mean")),
             ("finetune", lambda: finetune(task, repeats, settings)),
         ):
-            if options.only in (None, name):
+            if options.only is None or name.startswith(options.only):
                 results[name] = summed_up(measure())
                 results[name] |= {"settings": settings} if name == "finetune" else {}
     if not options.quick:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         save(file, {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(device)} | results)
-    for name in ("probe", "finetune"):
+    for name in ("probe", "probe_cls_mean", "finetune"):
         if name in results:
             line = "{0}: top-1 {mean:.2%} +- {sd:.2%} over {n} folds, {split:.2%} on the split"
             print(line.format(name, **results[name]))

@@ -7,7 +7,11 @@ from pathlib import Path
 from measure import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
-TUNED = {"probe": "DeiT-Tiny, a probe", "finetune": "DeiT-Tiny, fine-tuned"}
+TUNED = {
+    "probe": "DeiT-Tiny, a probe of the class token",
+    "probe_cls_mean": "DeiT-Tiny, a probe of class token and mean",
+    "finetune": "DeiT-Tiny, fine-tuned from that",
+}
 
 
 def recipe_table(results: list[dict]) -> str:

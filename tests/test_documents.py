@@ -54,3 +54,12 @@ def test_headers_state_the_measured_results(name):
     assert f"{100 * content['top1_mean']:.2f} ± {100 * content['top1_sd']:.2f}%, n = {content['n']}" in header
     assert f"{min(content['train_seconds']):.0f} to {max(content['train_seconds']):.0f} s" in header
     assert f"{content['params']:,} parameters" in header
+
+
+@pytest.mark.parametrize("name", ["probe", "finetune"])
+def test_headers_of_recipes_for_trained_weights_state_the_measured_results(name):
+    header = " ".join((RECIPES / f"{name}.yaml").read_text().partition("\nepochs:")[0].replace("\n#", "").split())
+    r = json.loads((RESULTS / "fine-tuning.json").read_text())[name]
+    assert f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}% over {r['n'] // 5} x 5 folds (n = {r['n']})" in header
+    assert f"{100 * r['split']:.2f}% of the 75 test images" in header
+    assert all(setting in header for setting in r.get("settings", []))

@@ -11,7 +11,8 @@ from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
-TUNING_PASSES = 10_000  # the same for one that is trained already, within 3 to 30
+TUNING_PASSES = 1_000  # the same for one that is trained already, within 3 to 30
+PROBED = 10_000  # training images up to which its head is fitted first: beyond, that takes long and matters less
 WEIGHTS = "start.weights="  # of a setting
 
 
@@ -46,6 +47,7 @@ def choose_recipe(
     if name is None and source is not None and any(setting.startswith(WEIGHTS) for setting in overrides):
         data, name = load(source), "finetune"
         settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
+        settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
         reason = f"recipe finetune, as there are weights to start from: {' '.join(settings)}; --recipe probe fits a "
         reason += "head alone, in seconds"
         overrides = [*settings, *overrides]
