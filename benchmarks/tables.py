@@ -56,6 +56,24 @@ def transfer_table(tuned: dict, own: dict) -> str:
     return "\n".join(lines)
 
 
+def deployment_sentence(deployment: dict) -> str:
+    """What int8 costs in top-1, and what it gains in time."""
+    top1 = [
+        f"{100 * r['before']:.2f}% before and {100 * r['after']:.2f} after ({r['model']})" for r in deployment["top1"]
+    ]
+    ratios = [
+        f"{r['faster_than_torch_by']:.2f} at a batch of {r['batch']}"
+        for r in deployment["speed"]
+        if r["form"] == "int8"
+    ]
+    model, machine = deployment["model"]["size"], deployment["machine"]
+    return (
+        f"int8 on the digits' test images: {', '.join(top1)}. On {model} it is faster than torch in float32 by "
+        f"{' and '.join(ratios)} ({machine['processor']}, threads: {machine['threads']}; "
+        "`python benchmarks/deployment.py`)."
+    )
+
+
 def describe(machine: dict) -> str:
     rates = machine["matmul_gflops"]
     return (
@@ -78,6 +96,7 @@ def filled(readme: str) -> str:
         "in one run, medians (`python benchmarks/peers.py`):",
         peers_table(results["peers"]),
         f"Machine: {describe(results['peers']['machine'])}.",
+        deployment_sentence(results["deployment"]),
     ]
     block = "<!-- results -->\n" + "\n\n".join(parts) + "\n<!-- end of results -->"
     return re.sub(r"<!-- results -->.*<!-- end of results -->", lambda _: block, readme, flags=re.DOTALL)

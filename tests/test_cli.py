@@ -123,7 +123,7 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert (code, err) == (0, "") and "tensors loaded, named as Vitreous does" in out
     assert json.loads((tmp_path / "a" / "results.json").read_text())["start"]["weights"] == str(work / "run")
     code, out, err = vitreous("train", "photos", "--from", tmp_path / "a", "epochs=1", "--out", tmp_path / "b")
-    assert (code, err) == (0, "") and "recipe finetune, as there are weights to start from: epochs=30" in out
+    assert (code, err) == (0, "") and "recipe finetune, as there are weights to start from: epochs=28" in out
     assert "layer_decay: 0.75" in (tmp_path / "b" / "recipe.yaml").read_text()
 
     image = work / "photos" / "test" / "bee" / "002.png"
