@@ -360,7 +360,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --from nowhere", "no model 'nowhere' here: give a run folder"),
         ("train photos --from photos/test/ant/000.png", "photos/test/ant/000.png is no weight file"),
         ("train photos --arch B", "--arch B says something of the weights of --from: give those, too"),
-        ("train photos --recipe finetune", "optim.layer_decay is for trained weights: give some with --from"),
+        ("train photos --recipe finetune", "start.probe_first is for trained weights: give some with --from"),
         ("train photos --recipe r.yaml --from run model.dim=32", "model.dim is 32, but that of run is 16: leave"),
         ("embed run --split holdout", "photos has no split 'holdout'"),
         ("train r.yaml", "r.yaml is not a parquet file: give one, or a folder of images"),
