@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from measure import RESULTS, machine, save
+from measure import RESULTS, machine, pooled, save
 from PIL import Image
 
-from vitreous.data.images import FileImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
 from vitreous.embedding import embed_split, load_features
 from vitreous.model import ViT, ViTConfig
@@ -53,8 +53,7 @@ class Task(NamedTuple):
     @property
     def pool(self) -> Split:
         """All images, those for training first."""
-        train, test = self.data.train, self.data.test
-        return Split(FileImages([*train.images.paths, *test.images.paths]), np.append(train.labels, test.labels))
+        return pooled(self.data).train
 
 
 def real_task() -> Task:

@@ -102,11 +102,12 @@ class Job:
         self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
         if self.start is None:
             self.preprocess = self.plain_batches.measured()
+        size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
+        whole = {} if self.start else {"crop_fraction": 1.0}  # what random crops are cut from
+        cut_from = self.preprocess.model_copy(update={"image_size": size} | whole)
         self.train_batches = self.plain_batches
-        if recipe.data.oversize > 1 or recipe.data.crop_fraction < 1:  # random crops come from the whole image
-            size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
-            whole = {"image_size": size} | ({"crop_fraction": 1.0} if self.start is None else {})
-            self.train_batches = make(data.train, self.preprocess.model_copy(update=whole))
+        if cut_from != self.preprocess:
+            self.train_batches = make(data.train, cut_from)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, console: Console) -> None:
