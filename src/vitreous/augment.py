@@ -72,6 +72,11 @@ class Augment(BaseModel, frozen=True, extra="forbid"):
     """RandAugment: standard deviation of the strength, of 10."""
     erase: Share = 0.0
     """Probability that a box of 2 to 33% of the area becomes the mean colour (Zhong et al. 2020)."""
+    shrink: Area = 1.0
+    """Side of the images in the first part of the training, as a share of the model's, to whole patches: fewer tokens,
+    and so more passes in the same time (Howard 2018, progressive resizing; Tan and Le 2021)."""
+    shrink_until: Share = 0.5
+    """Share of the training after which images have their size."""
     mixup: NonNegativeFloat = 0.0
     """Alpha of the Beta(alpha, alpha) of mixup weights (Zhang et al. 2018)."""
     cutmix: NonNegativeFloat = 0.0

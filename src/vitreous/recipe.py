@@ -128,6 +128,8 @@ class OptimOptions(Section):
     muon_momentum: Fraction = 0.95
     muon_split_qkv: bool = False
     """Muon: orthogonalise the maps of queries, keys and values one by one, not as one matrix."""
+    muon_patches: bool = False
+    """Muon for the patch embedding too: a convolution is a matrix of one row for an output channel."""
     batch_size: PositiveInt = 128
     """Images a step, over all processes."""
     accumulate: PositiveInt = 1

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from vitreous.model import ViT, ViTConfig
+from vitreous.model.positions import resample_positions
 
 SMALL = {"image_size": (8, 12), "patch_size": 4, "dim": 16, "depth": 3, "heads": 2, "num_classes": 5}
 VARIANTS = [
@@ -490,3 +491,41 @@ def test_the_mlps_convolution_is_not_muons():
     kernel = model.blocks[0].mlp.conv.conv.weight
     assert any(kernel is weight for group in adamw.param_groups for weight in group["params"])
     assert not any(kernel is weight for group in muon.param_groups for weight in group["params"])
+
+
+# --- images of another size ------------------------------------------------------------------------------
+
+
+@every_variant
+def test_a_model_reads_another_size_and_goes_back_unchanged(variant):
+    model = randomised(small(**variant))
+    images = images_for(model)
+    before, weights = model(images), {name: value.clone() for name, value in model.state_dict().items()}
+    (H, W), (P, Q) = model.config.image_size, model.config.patch_size
+    model.read_size((H + P, W - Q))
+    other = torch.randn(2, model.config.channels, H + P, W - Q)
+    assert model(other).shape == (2, 5) and model.grid == (H // P + 1, W // Q - 1)
+    with pytest.raises(ValueError, match="this model reads"):
+        model(images)
+    model.read_size((H, W))
+    assert torch.equal(model(images), before)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_another_size_is_read_as_a_model_of_that_size_with_resampled_positions_does():
+    large = randomised(small(image_size=16, pool="mean", mlp_conv=True))
+    other = randomised(small(image_size=(12, 8), pool="mean", mlp_conv=True))
+    weights = large.state_dict() | {"positions": resample_positions(large.positions.detach(), (3, 2))}
+    other.load_state_dict(weights)
+    large.read_size((12, 8))
+    images = torch.randn(2, 3, 12, 8)
+    torch.testing.assert_close(large(images), other(images))
+    large(images).sum().backward()
+    assert large.positions.grad.abs().min() > 0  # all places learn
+
+
+def test_a_size_that_patches_do_not_fit_is_refused():
+    model = small()
+    with pytest.raises(ValueError, match="10 is not divisible by patch size 4"):
+        model.read_size((10, 12))
+    assert model.image_size == (8, 12)

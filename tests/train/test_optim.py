@@ -182,6 +182,34 @@ def test_split_matrices_are_updated_as_if_each_stood_alone():
     assert (together[0] - split[0]).norm() > 0.1 * split[0].norm()
 
 
+def test_a_kernel_is_updated_as_its_matrix_of_output_channels_whatever_its_memory_format():
+    start = matrices([(24, 8)])[0].detach().view(24, 2, 2, 2)
+    kernel = nn.Parameter(start.contiguous(memory_format=torch.channels_last))
+    matrix = nn.Parameter(kernel.detach().flatten(1).clone())
+    settings = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}
+
+    def as_kernel(i, step):
+        return random_gradient(i, step).view_as(start)
+
+    (a,) = ten_steps(with_peaks(Muon([kernel], **settings)), [kernel], as_kernel)
+    (b,) = ten_steps(with_peaks(Muon([matrix], **settings)), [matrix], random_gradient)
+    torch.testing.assert_close(a.flatten(1), b)
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_muon_gets_the_patch_embedding_where_it_is_told_to():
+    model = full_model()
+    adamw, muon = make_optimizers(model, OptimOptions(name="muon", muon_patches=True))
+    found = names_of(model, muon.param_groups[0]["params"])
+    assert [name for name in found if not name.startswith("blocks.")] == [
+        "patches.layers.0.weight",
+        "patches.layers.3.weight",
+    ]
+    assert len(found) == 2 + 8
+    left = [weight for group in adamw.param_groups for weight in group["params"]]
+    assert len(left) + len(found) == len(list(model.parameters()))
+
+
 def test_queries_keys_and_values_are_one_matrix_or_three():
     model = full_model()
     for split, parts in ((False, {None}), (True, {None, 3})):

@@ -50,7 +50,7 @@ EVERYTHING = {
     "model": {"patch_embedding": "conv_stem", "stem_channels": (8,), "dropout": 0.2, "drop_path": 0.3, "depth": 2},
     "augment": {
         "flip": 0.5, "alternate_flip": True, "shift": 1, "rotation": 20, "color": 0.3, "randaugment_ops": 1,
-        "erase": 0.3, "mixup": 0.5, "cutmix": 0.5, "mix_until": 0.8,
+        "erase": 0.3, "mixup": 0.5, "cutmix": 0.5, "mix_until": 0.8, "shrink": 0.5,
     },
     "optim": {"name": "muon", "ema": 0.9, "accumulate": 3, "label_smoothing": 0.1},
 }  # fmt: skip
@@ -200,6 +200,21 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
     assert len(images[0].unique(dim=0)) == 36 and torch.equal(images[0].unique(dim=0), images[1].unique(dim=0))
     assert not torch.equal(*images)
     assert len(angles.unique()) == 72
+
+
+def test_small_images_come_first_and_only_in_training(trained, monkeypatch):
+    training, judging = [], []
+    original = ViT.forward
+
+    def spy(self, images):
+        (training if self.training else judging).append(tuple(images.shape[2:]))
+        return original(self, images)
+
+    monkeypatch.setattr(ViT, "forward", spy)
+    recipe = tiny_recipe(epochs=2, augment={"shrink": 0.5, "shrink_until": 0.3})
+    trained(recipe, tiny_set())
+    assert training == [(4, 4)] * 3 + [(8, 8)] * 5  # 8 steps, of which 30% are begun small
+    assert set(judging) == {(8, 8)}
 
 
 def test_the_order_of_the_images_follows_from_seed_and_epoch():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitreous.model.attention import Attention, make_norm
 from vitreous.model.config import ViTConfig
 from vitreous.model.patches import PATCH_EMBEDDINGS
-from vitreous.model.positions import rotary_table, sincos_1d, sincos_2d
+from vitreous.model.positions import resample_positions, rotary_table, sincos_1d, sincos_2d
 
 
 class NeighbourConv(nn.Module):
@@ -147,6 +147,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         self.frozen = 0  # blocks, see `freeze`
+        self.image_size = config.image_size  # see `read_size`
         self.patches = PATCH_EMBEDDINGS[config.patch_embedding](config)
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, config.dim)) if config.registers else None
@@ -180,7 +181,10 @@ class ViT(nn.Module):
         x = self.patches(images).to(self.norm.weight.dtype)  # under autocast too, the residuals keep full precision
         placed = self.config.placed_prefix
         if self.positions is not None:
-            x = x + self.positions[:, placed:]
+            grid = self.positions[:, placed:]
+            if self.image_size != self.config.image_size:
+                grid = resample_positions(grid, self.grid, self.config.grid)
+            x = x + grid
         if tokens := [token for token in (self.class_token, self.registers) if token is not None]:
             prefix = torch.cat(tokens, dim=1)  # (1, P, D)
             if self.positions is not None and placed:
@@ -191,7 +195,31 @@ class ViT(nn.Module):
     @property
     def rotary(self) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines for the blocks' queries and keys, each (N, d / 2), or None."""
-        return (self.rotary_cos, self.rotary_sin) if self.config.positions == "rope" else None
+        if self.config.positions != "rope":
+            return None
+        if self.image_size == self.config.image_size:
+            return self.rotary_cos, self.rotary_sin
+        return self.resized_rotary
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches in the images that are read now."""
+        (H, W), (P, Q) = self.image_size, self.config.patch_size
+        return H // P, W // Q
+
+    def read_size(self, image_size: tuple[int, int]) -> None:
+        """Read images of this height and width from now on, with positions resampled; no weight changes.
+
+        For a part of the training: what is saved is the model of `config.image_size`. Raises ValueError when patches do
+        not fit. Source: Howard 2018, "progressive resizing"; Tan and Le 2021, arXiv 2104.00298.
+        """
+        self.image_size = ViTConfig.model_validate(self.config.model_dump() | {"image_size": image_size}).image_size
+        if self.config.positions == "rope":
+            cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)
+            self.resized_rotary = cos.to(self.rotary_cos), sin.to(self.rotary_sin)
+        for module in self.modules():
+            if isinstance(module, NeighbourConv):
+                module.grid = self.grid
 
     @torch.no_grad()
     def trace(self, images: Tensor) -> Trace:
@@ -287,7 +315,7 @@ class ViT(nn.Module):
             nn.init.zeros_(self.pool.score.bias)
 
     def _check_images(self, images: Tensor) -> None:
-        expected = (self.config.channels, *self.config.image_size)
+        expected = (self.config.channels, *self.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ValueError(
                 f"images of shape {tuple(images.shape)}: this model reads (B, {', '.join(map(str, expected))})"

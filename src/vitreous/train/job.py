@@ -143,11 +143,13 @@ class Job:
             self._features(self.plain_batches, self.recipe.optim.batch_size)
             times.append(time.monotonic())
         else:
+            images = self.recipe.augment.model_copy(update={"shrink": 1.0})  # the first ones may be small
+            whole = self.recipe.model_copy(update={"augment": images})
             hooks = Hooks(
                 on_step=lambda *_: times.append(time.monotonic()),
                 stop_requested=lambda: len(times) > min(8, self.steps),
             )
-            self._loop(hooks)
+            self._loop(hooks, whole)
         step = float(np.median(np.diff(times)))
         say(console, self.recipe.dump())
         say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
@@ -183,7 +185,7 @@ class Job:
             hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
-            finished = self._loop(hooks)
+            finished = self._loop(hooks, self.recipe)
         self.engine.finish()
         return finished
 
@@ -233,14 +235,14 @@ class Job:
         model = self.engine.unwrap(self.model)
         return split_features(model, batches, self.preprocess, self.precision, count)
 
-    def _loop(self, hooks: Hooks) -> bool:
+    def _loop(self, hooks: Hooks, recipe: Recipe) -> bool:
         return train_loop(
             model=self.model,
             average=self.average,
             optimizers=self.optimizers,
             train=self.train_batches,
             val=self.val_batches,
-            recipe=self.recipe,
+            recipe=recipe,
             preprocess=self.preprocess,
             precision=self.precision,
             engine=self.engine,

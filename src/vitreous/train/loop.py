@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitreous.augment import Changes, augment, draw, mix, plan
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast, compiled
+from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -121,7 +122,18 @@ def augment_batch(
     changes: of `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
     """
     images = augment(images.float().div_(255), changes, recipe.augment, fill)
-    return mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
+    images, targets = mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
+    size = size_at(recipe, progress)
+    if size != changes.size:
+        images = F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
+    return images, targets
+
+
+def size_at(recipe: Recipe, progress: float) -> tuple[int, int]:
+    """Height and width of the training images when this share of the training is done: whole patches."""
+    shrink = recipe.augment.shrink if progress < recipe.augment.shrink_until else 1.0
+    rows, columns = (max(round(shrink * n), 1) for n in recipe.model.grid)
+    return rows * recipe.model.patch_size[0], columns * recipe.model.patch_size[1]
 
 
 def train_loop(
@@ -172,6 +184,7 @@ def train_loop(
             progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
+            _read_size(engine.unwrap(model), images.shape[2:])
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, engine)
             totals += sums
@@ -217,6 +230,7 @@ def train_loop(
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
         judged = engine.unwrap(model) if average is None else average.module
+        _read_size(judged, recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))
@@ -245,6 +259,11 @@ def train_loop(
         state.best_epoch = state.epoch
         hooks.keep(engine.unwrap(model) if average is None else average.module)
     return True
+
+
+def _read_size(model: ViT, size: tuple[int, ...]) -> None:
+    if model.image_size != tuple(size):
+        model.read_size(tuple(size))
 
 
 def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:

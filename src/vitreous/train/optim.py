@@ -26,7 +26,9 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
             continue
         if weight.ndim < 2 or name in TOKENS:
             kind = plain
-        elif options.name == "muon" and name.startswith("blocks.") and weight.ndim == 2:
+        elif options.name == "muon" and (
+            (name.startswith("blocks.") and weight.ndim == 2) or (name.startswith("patches.") and options.muon_patches)
+        ):
             split = options.muon_split_qkv and name.endswith("attention.qkv.weight")
             kind = in_three if split else matrices
         else:
@@ -97,12 +99,13 @@ class Muon(torch.optim.Optimizer):
             by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
             parts = group.get("parts", 1)
             for weight, update in zip(weights, updates, strict=True):
-                for part in zip(weight.chunk(parts), update.chunk(parts), strict=True):
-                    by_shape.setdefault(tuple(part[0].shape), []).append(part)
+                for part, change in zip(weight.chunk(parts), update.flatten(1).chunk(parts), strict=True):
+                    by_shape.setdefault(tuple(change.shape), []).append((part, change))
             for (rows, columns), pairs in by_shape.items():
-                stack = orthogonalised(torch.stack([update for _, update in pairs]))
+                stack = orthogonalised(torch.stack([change for _, change in pairs]))
                 rate = group["lr"] * math.sqrt(max(1, rows / columns))
-                torch._foreach_add_([weight for weight, _ in pairs], list(stack.unbind()), alpha=-rate)
+                changes = [change.view(part.shape) for (part, _), change in zip(pairs, stack, strict=True)]
+                torch._foreach_add_([part for part, _ in pairs], changes, alpha=-rate)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
