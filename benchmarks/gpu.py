@@ -53,6 +53,8 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
     [],
     ["optim.muon_split_qkv=true"],
     ["model.mlp_conv=true"],
+    ["augment.shrink=0.75"],
+    ["optim.muon_patches=true"],
     ["data.crop_fraction=0.95"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),

@@ -123,17 +123,12 @@ def augment_batch(
     """
     images = augment(images.float().div_(255), changes, recipe.augment, fill)
     images, targets = mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
-    size = size_at(recipe, progress)
-    if size != changes.size:
+    shrink = recipe.augment.shrink
+    if shrink < 1 and progress < recipe.augment.shrink_until:
+        patch = recipe.model.patch_size
+        size = [max(round(shrink * side / p), 1) * p for side, p in zip(changes.size, patch, strict=True)]
         images = F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
     return images, targets
-
-
-def size_at(recipe: Recipe, progress: float) -> tuple[int, int]:
-    """Height and width of the training images when this share of the training is done: whole patches."""
-    shrink = recipe.augment.shrink if progress < recipe.augment.shrink_until else 1.0
-    rows, columns = (max(round(shrink * n), 1) for n in recipe.model.grid)
-    return rows * recipe.model.patch_size[0], columns * recipe.model.patch_size[1]
 
 
 def train_loop(
