@@ -28,11 +28,19 @@ def train_seed(recipe: str, overrides: list[str], seed: int, folder: Path) -> di
     return json.loads(finished.read_text())
 
 
+def run_folder(recipe: str, overrides: list[str], seed: int) -> Path:
+    """Where a run of a shipped recipe lies: whoever wants its figures finds it there and trains it once."""
+    return Path("runs/benchmarks") / f"{experiment_name(recipe, overrides)}-{seed}"
+
+
+def experiment_name(recipe: str, overrides: list[str]) -> str:
+    return "-".join([recipe, *(override.replace("=", "-") for override in overrides)])
+
+
 def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dict]:
     """Train seeds 0, 1, ...; returns a name for the experiment and its figures."""
-    name = "-".join([recipe, *(override.replace("=", "-") for override in overrides)])
-    folders = [Path("runs/benchmarks") / f"{name}-{seed}" for seed in range(seeds)]
-    runs = [train_seed(recipe, overrides, seed, folder) for seed, folder in enumerate(folders)]
+    name = experiment_name(recipe, overrides)
+    runs = [train_seed(recipe, overrides, seed, run_folder(recipe, overrides, seed)) for seed in range(seeds)]
     top1 = [run["test"]["top1"] for run in runs]
     what = recipe if read_recipe(recipe).data.source == recipe else f"--recipe {recipe}"
     return name, {

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from measure import RESULTS, pooled
+from recipes import run_folder
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import find, hardware, run
@@ -82,7 +83,7 @@ class Ours:
         data = find(EXPERIMENTS[self.experiment].source)
         folds = [f"data.folds={self.folds}"] * bool(self.folds)
         recipe = read_recipe(self.recipe, [*self.overrides, *folds, f"seed={self.seed}"])
-        folder = RUNS / self.name
+        folder = RUNS / self.name if self.folds else run_folder(self.recipe, list(self.overrides), self.seed)
         finished, begun = folder / "results.json", (folder / "recipe.yaml").exists()
         if not finished.exists() and self.folds:
             fit_folds(recipe, pooled(data), out=folder, device=device, resume=begun)
@@ -121,14 +122,16 @@ SMALL_CIFAR10 = (
     *("model.mlp_conv=true", "model.drop_path=0", "augment.cutmix=0", "augment.shift=2", "optim.label_smoothing=0"),
 )
 
+HALF, HOUR = ("time_limit=30m",), ("time_limit=60m",)
+
 # Rows of our own, beside those of the originals; `seed` is filled in.
 OURS = (
     Ours("lyon-mnist", "`mnist`, smaller, as many epochs", "mnist", SMALL_MNIST, "small"),
     Ours("lyon-mnist", "`mnist`, as many epochs", "mnist", ("epochs=5",), "5-epochs"),
     Ours("lyon-cifar10", "`small-images`, smaller, as many epochs", "small-images", SMALL_CIFAR10, "small"),
-    Ours("behery-cifar100", "`cifar100-cpu`", "cifar100-cpu"),
-    Ours("tigges-cifar100", "`cifar100-cpu`", "cifar100-cpu"),
-    Ours("tigges-cifar10", "`cifar10-cpu`", "cifar10-cpu"),
+    Ours("behery-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("tigges-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("tigges-cifar10", "`cifar10-cpu`, an hour", "cifar10-cpu", HOUR, "60m"),
     Ours("paper-b16-pizza", "`pizza`, the original split", "pizza"),
     Ours("paper-b16-pizza", "`pizza`, 5 folds of all 300 images", "pizza", folds=5),
 )
