@@ -56,6 +56,17 @@ def test_headers_state_the_measured_results(name):
     assert f"{content['params']:,} parameters" in header
 
 
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*-cpu-time_limit-*.json")), ids=lambda file: file.stem)
+def test_headers_state_what_was_reached_within_a_time(file):
+    content = json.loads(file.read_text())
+    header = (RECIPES / f"{content['recipe']}.yaml").read_text().partition("\nepochs:")[0]
+    limit = content["overrides"][0].removeprefix("time_limit=")
+    sd = f" ± {100 * content['top1_sd']:.2f}" if content["n"] > 1 else ""
+    reached = f"{limit} {100 * content['top1_mean']:.2f}{sd}% (n = {content['n']}, {content['passes']:.1f} passes)"
+    assert reached in " ".join(header.replace("\n#", " ").split())
+    assert f"{content['params']:,} parameters" in header
+
+
 @pytest.mark.parametrize("name", ["probe", "finetune"])
 def test_headers_of_recipes_for_trained_weights_state_the_measured_results(name):
     header = " ".join((RECIPES / f"{name}.yaml").read_text().partition("\nepochs:")[0].replace("\n#", "").split())
