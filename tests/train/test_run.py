@@ -217,6 +217,21 @@ def test_small_images_come_first_and_only_in_training(trained, monkeypatch):
     assert set(judging) == {(8, 8)}
 
 
+def test_an_interrupted_model_reads_whole_images_again(trained):
+    model = ViT(tiny_recipe().resolve(image_size=(8, 8), channels=3, num_classes=3).model)
+    recipe = tiny_recipe(augment={"shrink": 0.5, "shrink_until": 1.0})
+    trained(recipe, tiny_set(), model=model, on_step=interrupt_after(2))
+    assert model.image_size == (8, 8)
+
+
+def test_the_time_needed_is_told_from_whole_images(trained, monkeypatch):
+    seen = []
+    original = ViT.forward
+    monkeypatch.setattr(ViT, "forward", lambda self, images: seen.append(images.shape[2:]) or original(self, images))
+    trained(tiny_recipe(augment={"shrink": 0.5}), tiny_set(), dry_run=True)
+    assert set(seen) == {(8, 8)}
+
+
 def test_the_order_of_the_images_follows_from_seed_and_epoch():
     orders = {(seed, epoch): loop.epoch_order(50, seed, epoch).tolist() for seed in (0, 1, 2) for epoch in (0, 1, 2)}
     assert all(sorted(order) == list(range(50)) for order in orders.values())

@@ -212,6 +212,7 @@ def train_loop(
                 state.loss, state.hits = whole.tolist()
                 hooks.save()
                 if stop:
+                    _read_size(engine.unwrap(model), recipe.model.image_size)
                     return False
             if last:
                 break
@@ -225,7 +226,7 @@ def train_loop(
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
         judged = engine.unwrap(model) if average is None else average.module
-        _read_size(judged, recipe.model.image_size)
+        _read_size(engine.unwrap(model), recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))

@@ -75,7 +75,8 @@ class Muon(torch.optim.Optimizer):
     """`torch.optim.Muon`, with all matrices of one shape orthogonalised together, and in bfloat16 only where that is
     fast.
 
-    A group with `parts` has each of its matrices cut into so many of equal height.
+    A group with `parts` has each of its matrices cut into so many of equal height. A convolution is a matrix of one row
+    for each output channel.
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
 
