@@ -22,8 +22,8 @@ def headline(results: dict[str, dict]) -> str:
     authors = [EXPERIMENTS[f"tigges-{name}"].reported for name in ("cifar10", "cifar100")]
     reported = " and ".join(f"{100 * said['top1']:.1f}% after {said['time']}" for said in authors)
     return (
-        f"**{100 * ten['top1_mean']:.1f}% on CIFAR-10 from scratch, after an hour on two CPU cores** (n = {ten['n']}, "
-        f"{ten['params']:,} parameters, no extra data), and {100 * hundred['top1_mean']:.1f}% on CIFAR-100 after half "
+        f"**{100 * ten['top1_mean']:.2f}% on CIFAR-10 from scratch, after an hour on two CPU cores** (n = {ten['n']}, "
+        f"{ten['params']:,} parameters, no extra data), and {100 * hundred['top1_mean']:.2f}% on CIFAR-100 after half "
         f"an hour (n = {hundred['n']}). The best of the experiments that this grew out of report {reported}: "
         "[docs/reproductions.md](docs/reproductions.md)."
     )
