@@ -116,7 +116,8 @@ def filled(readme: str) -> str:
     for name, block in {"headline": headline(results), "results": "\n\n".join(parts)}.items():
         marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
         text = f"{marks[0]}\n{block}\n{marks[1]}"
-        readme = re.sub(f"{marks[0]}.*{marks[1]}", lambda _, text=text: text, readme, flags=re.DOTALL)
+        readme, count = re.subn(f"{marks[0]}.*{marks[1]}", lambda _, text=text: text, readme, flags=re.DOTALL)
+        assert count == 1, f"the README has {count} places for its {name}"
     return readme
 
 

@@ -213,6 +213,8 @@ class ViT(nn.Module):
         For a part of the training: what is saved is the model of `config.image_size`. Raises ValueError when patches do
         not fit. Source: Howard 2018, "progressive resizing"; Tan and Le 2021, arXiv 2104.00298.
         """
+        if image_size == self.image_size:
+            return
         self.image_size = ViTConfig.model_validate(self.config.model_dump() | {"image_size": image_size}).image_size
         if self.config.positions == "rope":
             cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)

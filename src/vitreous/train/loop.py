@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitreous.augment import Changes, augment, draw, mix, plan
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast, compiled
-from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -179,7 +178,7 @@ def train_loop(
             progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
-            _read_size(engine.unwrap(model), images.shape[2:])
+            engine.unwrap(model).read_size(tuple(images.shape[2:]))
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, engine)
             totals += sums
@@ -212,7 +211,7 @@ def train_loop(
                 state.loss, state.hits = whole.tolist()
                 hooks.save()
                 if stop:
-                    _read_size(engine.unwrap(model), recipe.model.image_size)
+                    engine.unwrap(model).read_size(recipe.model.image_size)
                     return False
             if last:
                 break
@@ -226,7 +225,7 @@ def train_loop(
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
         judged = engine.unwrap(model) if average is None else average.module
-        _read_size(engine.unwrap(model), recipe.model.image_size)
+        engine.unwrap(model).read_size(recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))
@@ -255,11 +254,6 @@ def train_loop(
         state.best_epoch = state.epoch
         hooks.keep(engine.unwrap(model) if average is None else average.module)
     return True
-
-
-def _read_size(model: ViT, size: tuple[int, ...]) -> None:
-    if model.image_size != tuple(size):
-        model.read_size(tuple(size))
 
 
 def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
