@@ -1,6 +1,7 @@
-"""What the benchmarks share: fair timing, and the machine that a figure belongs to."""
+"""What the benchmarks share: fair timing, the machine that a figure belongs to, and its way into a document."""
 
 import json
+import re
 import statistics
 import sys
 import time
@@ -80,6 +81,15 @@ def save(path: Path, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {path.name}")
+
+
+def replaced(document: str, opening: str, closing: str, block: str) -> str:
+    """The document with the block between two marks, which it must have once."""
+    document, count = re.subn(
+        f"{opening}.*?{closing}", lambda _: f"{opening}\n{block}\n{closing}", document, flags=re.DOTALL
+    )
+    assert count == 1, f"the document has {count} places for {opening}"
+    return document
 
 
 def pooled(images: ImageSet) -> ImageSet:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS
+from measure import RESULTS, replaced
 from reproduction_runs import FOLDER
 
 from reproductions.__main__ import EXPERIMENTS
@@ -113,11 +113,7 @@ def filled(document: str, results: list[Result]) -> str:
         for name, experiment in EXPERIMENTS.items()
     }
     for name, text in (parts | {"speed": speed()}).items():
-        marks = f"<!-- results: {name} -->", "<!-- end of results -->"
-        document, count = re.subn(
-            f"{marks[0]}.*?{marks[1]}", lambda _, t=text, m=marks: f"{m[0]}\n{t}\n{m[1]}", document, flags=re.DOTALL
-        )
-        assert count == 1, f"the document has {count} places for {name}"
+        document = replaced(document, f"<!-- results: {name} -->", "<!-- end of results -->", text)
     return document
 
 

@@ -1,10 +1,9 @@
 """Write the README's tables of measured figures from benchmarks/results/*.json: python benchmarks/tables.py"""
 
 import json
-import re
 from pathlib import Path
 
-from measure import RESULTS
+from measure import RESULTS, replaced
 
 from reproductions.__main__ import EXPERIMENTS
 
@@ -114,10 +113,7 @@ def filled(readme: str) -> str:
         deployment_sentence(results["deployment"]),
     ]
     for name, block in {"headline": headline(results), "results": "\n\n".join(parts)}.items():
-        marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        text = f"{marks[0]}\n{block}\n{marks[1]}"
-        readme, count = re.subn(f"{marks[0]}.*{marks[1]}", lambda _, text=text: text, readme, flags=re.DOTALL)
-        assert count == 1, f"the README has {count} places for its {name}"
+        readme = replaced(readme, f"<!-- {name} -->", f"<!-- end of {name} -->", block)
     return readme
 
 

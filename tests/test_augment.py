@@ -11,9 +11,10 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from pydantic import ValidationError
 
 from vitreous import augment as augmentation
-from vitreous import randaugment
-from vitreous.augment import Augment, Changes, _maps, _resample, _split, _whole, draw, plan
-from vitreous.randaugment import COLOR_OPS, OPS, draw_ops, warp
+from vitreous.augment import Augment, Changes, draw, plan, randaugment
+from vitreous.augment.draws import split
+from vitreous.augment.geometry import maps_of, resample, whole_map
+from vitreous.augment.randaugment import COLOR_OPS, OPS, draw_ops, warp
 
 FILL = torch.tensor([0.2, 0.5, 0.8])
 EVERYTHING = Augment(
@@ -87,7 +88,7 @@ def test_batches_planned_together_are_those_planned_alone(monkeypatch, ahead):
     """32 images in batches of 7, the last of 4, of which none, one, three or all are worked out at a time."""
     images, labels, rows = pictures(32), torch.arange(32), draw(EVERYTHING, 32, seed=3, epoch=2)
     alone = [augment(part, row, EVERYTHING, 2, FILL) for part, row in zip(images.split(7), rows.split(7), strict=True)]
-    monkeypatch.setattr(augmentation, "AHEAD", ahead)
+    monkeypatch.setattr("vitreous.augment.batch.AHEAD", ahead)
     planned = list(plan(rows, EVERYTHING, 2, (32, 32), 7))
     assert len(planned) == 5
     for part, label, row, changes, expected in zip(
@@ -104,7 +105,7 @@ def test_batches_planned_together_are_those_planned_alone(monkeypatch, ahead):
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 5, 6])
 def test_a_plan_that_goes_on_has_the_very_numbers_of_a_whole_one(monkeypatch, first):
-    monkeypatch.setattr(augmentation, "AHEAD", 14)  # two batches
+    monkeypatch.setattr("vitreous.augment.batch.AHEAD", 14)  # two batches
     rows = draw(EVERYTHING, 40, seed=3, epoch=2)
     whole = list(plan(rows, EVERYTHING, 2, (32, 32), 7))
     rest = list(plan(rows, EVERYTHING, 2, (32, 32), 7, first=first))
@@ -128,7 +129,7 @@ def test_the_table_depends_on_seed_epoch_and_image_alone():
 
 def test_one_option_leaves_the_draws_of_others_alone():
     alone, both = Augment(erase=0.5), Augment(erase=0.5, flip=0.5, mixup=0.3)
-    erase = [_split(draw(config, 50, 0, 0), config)["erase"] for config in (alone, both)]
+    erase = [split(draw(config, 50, 0, 0), config)["erase"] for config in (alone, both)]
     assert torch.equal(*erase)
 
 
@@ -299,7 +300,7 @@ def test_shear_leans_by_its_angle():
 @pytest.mark.parametrize("H, W", [(32, 32), (24, 48)])
 def test_crops_have_the_stated_areas_and_ratios_and_lie_inside(H, W):
     config = Augment(crop_scale=(0.2, 0.9), crop_ratio=(0.5, 2))
-    crops = _maps(_split(draw(config, 10_000, 0, 0), config), config, 0, H, W)[0]
+    crops = maps_of(split(draw(config, 10_000, 0, 0), config), config, 0, H, W)[0]
     wide, high = crops[:, 0, 0], crops[:, 1, 1]
     area, ratio = wide * high, wide * W / (high * H)
     assert 0.2 - 1e-9 < area.min() < 0.21 and 0.89 < area.max() < 0.9 + 1e-9
@@ -442,8 +443,8 @@ def test_geometric_operations_equal_pil(name, matrix):
     images = pictures(2)
     op, level = torch.full((2,), OPS.index(name)), torch.full((2,), 0.8, dtype=torch.float64)
     config = Augment(randaugment_ops=1, padding="mean")
-    whole = _whole([warp(op, level, 32, 32)], config, 32, 32).float()
-    ours = _resample(images, whole, config, FILL.view(1, 3, 1, 1), (32, 32))
+    whole = whole_map([warp(op, level, 32, 32)], config, 32, 32).float()
+    ours = resample(images, whole, config, FILL.view(1, 3, 1, 1), (32, 32))
     options = dict(resample=Image.Resampling.BILINEAR, fillcolor=tuple(int(v * 255) for v in FILL))
 
     def move(image: Image.Image) -> Image.Image:
@@ -458,7 +459,7 @@ def test_geometric_operations_equal_pil(name, matrix):
 
 def test_operations_are_drawn_alike_and_done_half_the_time():
     config = Augment(randaugment_ops=2)
-    draws = _split(draw(config, 20_000, 0, 0), config)
+    draws = split(draw(config, 20_000, 0, 0), config)
     op, level = draw_ops(draws["randaugment"].unflatten(1, (-1, 3)), 9 + 0.5 * draws["randaugment_normal"])
     counts = (op + 1).flatten().bincount()
     assert len(counts) == 16
