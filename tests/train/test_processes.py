@@ -152,6 +152,13 @@ def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, bat
             assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
 
 
+def test_small_images_come_first_in_all_processes(tmp_path, alone):
+    recipe = recipe_with(model={"mlp_conv": True}, augment={"shrink": 0.5, "shrink_until": 0.6})
+    alone(recipe, uneven_set(), tmp_path / "one")
+    train(2, recipe, uneven_set(), out=tmp_path / "two")
+    assert_same_losses(tmp_path / "one", tmp_path / "two")
+
+
 def test_each_process_counts_by_its_images(tmp_path, alone):
     """A set smaller than a batch: 19 images in one process and 18 in the other; and one validation image for both."""
     recipe, data = recipe_with(epochs=4, optim={"batch_size": 500}), uneven_set(37, 1)

@@ -216,7 +216,7 @@ class ViT(nn.Module):
         if image_size == self.image_size:
             return
         self.image_size = ViTConfig.model_validate(self.config.model_dump() | {"image_size": image_size}).image_size
-        if self.config.positions == "rope":
+        if self.config.positions == "rope" and image_size != self.config.image_size:
             cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)
             self.resized_rotary = cos.to(self.rotary_cos), sin.to(self.rotary_sin)
         for module in self.modules():
