@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -505,6 +506,10 @@ def test_help_imports_neither_torch_nor_matplotlib(work, arguments):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert out.splitlines()[-1] == "loaded"
+
+
+def test_the_version_is_told(vitreous):
+    assert vitreous("--version") == (0, f"vitreous {metadata.version('vitreous')}\n", "")
 
 
 def test_importing_the_package_costs_nothing():

@@ -37,6 +37,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("vitreous")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
     module, attribute = _HOMES[name]

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+import vitreous
 from vitreous.cli.answers import embed, evaluate, predict
 from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, summary
@@ -19,6 +20,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"vitreous {vitreous.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
 # in the order of --help
 for command in (train, evaluate, predict, explain, look, walk, embed, export, push, summary, compare):
     app.command(no_args_is_help=True)(command)
