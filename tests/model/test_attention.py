@@ -144,15 +144,17 @@ def test_autocast_attention_stays_close_to_float32(positions):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "N", "expected"),
+    ("device", "dtype", "wide", "most"),
     [
-        ("cpu", torch.float32, 128, True),
-        ("cpu", torch.float32, 129, False),
-        ("cpu", torch.bfloat16, 1024, True),
-        ("cpu", torch.bfloat16, 1025, False),
-        ("meta", torch.bfloat16, 65, False),
-        ("meta", torch.float32, 65, False),
+        ("cpu", torch.float32, True, 128),
+        ("cpu", torch.float32, False, 32),
+        ("cpu", torch.bfloat16, True, 1024),
+        ("cpu", torch.bfloat16, False, 1024),
+        ("meta", torch.bfloat16, True, 0),
+        ("meta", torch.float32, True, 0),
     ],
 )
-def test_products_are_chosen_where_they_were_measured_faster(device, dtype, N, expected):
-    assert products_are_faster(torch.empty(1, 1, N, 8, device=device, dtype=dtype)) == expected
+def test_products_are_chosen_where_they_were_measured_faster(monkeypatch, device, dtype, wide, most):
+    monkeypatch.setattr(attention, "HAS_AVX512", wide)
+    for N in (1, 32, 33, 128, 129, 1024, 1025):
+        assert products_are_faster(torch.empty(1, 1, N, 8, device=device, dtype=dtype)) is (most >= N)

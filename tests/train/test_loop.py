@@ -32,7 +32,10 @@ EVERYTHING = {
         "flip": 0.5, "alternate_flip": True, "crop_scale": (0.5, 1), "color": 0.3, "randaugment_ops": 2, "erase": 0.3,
         "mixup": 0.5, "cutmix": 0.5, "mix_until": 0.5, "shrink": 0.5,
     },
-    "optim": {"name": "muon", "muon_split_qkv": True, "muon_patches": True, "ema": 0.9, "accumulate": 2, "label_smoothing": 0.1},
+    "optim": {
+        "name": "muon", "muon_split_qkv": True, "muon_patches": True, "ema": 0.9, "accumulate": 2,
+        "label_smoothing": 0.1,
+    },
 }  # fmt: skip
 
 

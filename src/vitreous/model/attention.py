@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from vitreous.model.config import ViTConfig
 from vitreous.model.positions import rotate
 
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
 
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) over the last dimension, times a learned factor, computed in the type of x."""
@@ -47,8 +49,8 @@ def products_are_faster(q: Tensor) -> bool:
 
     Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
     """
-    tokens = q.shape[-2]
-    return q.device.type == "cpu" and tokens <= (1024 if q.dtype == torch.bfloat16 else 128)
+    most = 1024 if q.dtype == torch.bfloat16 else 128 if HAS_AVX512 else 32
+    return q.device.type == "cpu" and q.shape[-2] <= most
 
 
 class Attention(nn.Module):
