@@ -421,8 +421,11 @@ def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(evaluation, "judge_run", interrupted)
-    line = "vitreous: stopped at once; training goes on from its last checkpoint with --resume\n"
-    assert vitreous("evaluate", "run") == (130, "", line)
+    assert vitreous("evaluate", "run") == (130, "", "vitreous: stopped at once\n")
+    monkeypatch.setattr("vitreous.train.run.fit", interrupted)
+    line = "vitreous: stopped at once; it goes on from its last checkpoint with --resume\n"
+    code, _, err = vitreous("train", "photos", "--recipe", "r.yaml")
+    assert (code, err) == (130, line)
 
 
 def test_a_reader_who_has_enough_sees_no_error(work):

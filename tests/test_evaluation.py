@@ -132,6 +132,18 @@ def test_other_data_may_be_named(run, tmp_path):
     assert evaluate(str(run.folder), str(other), split="train", **EXACT)["count"] == 9
 
 
+def test_data_that_is_not_split_is_judged_whole(run, tmp_path):
+    other = write_images(tmp_path / "other", 3, seed=9)
+    assert evaluate(run.folder, other, **EXACT) == evaluate(run.folder, other, split="train", **EXACT)
+
+
+def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):
+    recipe = tiny_recipe(epochs=1, data={"source": "digits"})
+    run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    with pytest.raises(ValueError, match="does not say what it was trained on: name the DATA to judge it on"):
+        evaluate(run.folder)
+
+
 def test_evaluating_leaves_the_run_as_it_is(run):
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     evaluate(run.folder, **EXACT)

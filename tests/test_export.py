@@ -14,6 +14,7 @@ from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 from vitreous import Bundle, predict
 from vitreous.cli import main
 from vitreous.data.sources import files_below
+from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
@@ -429,6 +430,17 @@ def test_push_uploads_the_model_with_its_record_and_card(vitreous, run, hub):
     assert "hf download me/stripes --local-dir stripes\nvitreous predict stripes photo.jpg\n" in card
     assert "vitreous train DATA --recipe stripes/recipe.yaml" in card and "- epochs: 40" in card and "## Limits" in card
     assert "None" not in card and "nan" not in card
+
+
+def test_broken_images_that_the_run_left_out_are_left_out_here(tmp_path):
+    write_images(tmp_path / "photos" / "train", 12)
+    write_images(tmp_path / "photos" / "test", 3, seed=1)
+    (tmp_path / "photos" / "test" / "ant" / "bad.png").write_text("no picture")
+    recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos"), "skip_broken": True})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    inputs = find_inputs(run.folder, run.bundle, 5, 100)
+    assert "images of photos, test, 9 different ones" in inputs.name and len(inputs.labels) == len(inputs.pixels) == 9
+    assert look(run.folder, out=tmp_path / "look", device="cpu")["images"] == 9
 
 
 def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):

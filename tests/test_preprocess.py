@@ -88,6 +88,14 @@ def test_crop_fraction_cuts_out_the_centre_of_a_larger_resize(fit):
     assert np.abs(fitted - resized[1:15, left : left + 14]).max() <= 1
 
 
+def test_crop_fraction_cuts_images_of_the_models_size_like_any_other():
+    ramps = [np.broadcast_to(np.linspace(0, 255, side).round().astype(np.uint8), (side, side)) for side in (95, 96, 97)]
+    preprocess = gray(96, crop_fraction=0.75)
+    fitted = [preprocess.fit_image(Image.fromarray(np.array(ramp)))[0, 0].astype(int) for ramp in ramps]
+    assert np.abs(fitted[1] - fitted[0]).max() <= 2 and np.abs(fitted[1] - fitted[2]).max() <= 2
+    np.testing.assert_array_equal(preprocess.fit_array(np.array(ramps[1])[None])[0, 0], fitted[1])
+
+
 @pytest.mark.parametrize("size", [(37, 80), (80, 37), (64, 64), (20, 61)])
 def test_crop_equals_resizing_the_shorter_side_and_cutting_the_centre(size):
     noise = np.random.default_rng(0).integers(80, 176, (*size[::-1], 3), np.uint8)  # nothing clips

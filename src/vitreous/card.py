@@ -59,6 +59,10 @@ def write_shared(
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
         data["source"] = data["name"]
+    if weights := recipe.start.weights:
+        weights = Path(weights).name if Path(weights).is_absolute() else weights
+        recipe = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights": weights})})
+        results = results | {"start": results["start"] | {"weights": weights}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
     write_json(folder / "environment.json", {key: read(environment)[key] for key in ENVIRONMENT})
@@ -92,7 +96,8 @@ def card(folder: Path, repo: str | None = None) -> str:
     ]
     origin, alone = "trained from scratch", " and nothing else"
     if recipe.start.weights:
-        origin, alone = f"fine-tuned from `{Path(recipe.start.weights).name}`", ""
+        own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
+        origin, alone = f"{own} `{Path(recipe.start.weights).name}`", ""
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
@@ -100,6 +105,8 @@ def card(folder: Path, repo: str | None = None) -> str:
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
     judge = f"vitreous evaluate {name} {source or 'DATA'}"
     again = f"vitreous train {'' if source else 'DATA '}--recipe {home}/recipe.yaml"
+    if (weights := recipe.start.weights) and not weights.startswith("hf:"):
+        again += f" --from path/to/{weights}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
 A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin} on \
@@ -169,7 +176,9 @@ def headline(results: dict[str, Any]) -> str:
 
 def measured(results: dict[str, Any], counts: dict[str, int]) -> str:
     """What was measured on which images, how sure it is, and how the weights were chosen."""
-    if results["val"] is None:
+    if "probe" in results:
+        chosen = f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}."
+    elif results["val"] is None:
         chosen = f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
     else:
         chosen = (

@@ -52,6 +52,11 @@ def has_fast_bf16(device: torch.device) -> bool:
     return False
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums of many numbers are kept in: float64, which Apple's GPUs lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def cpu_capabilities() -> dict:
     """What torch knows of the processor: `cpu_name`, `avx512_bf16` and the like; nothing where torch does not say."""
     return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -16,6 +16,7 @@ from vitreous.metrics import classification_metrics
 from vitreous.prediction import split_logits
 from vitreous.recipe import read_recipe
 from vitreous.weights import Bundle, find_bundle
+from vitreous.weights.bundle import find_record
 
 
 class Judged(NamedTuple):
@@ -32,6 +33,8 @@ class Judged(NamedTuple):
     """(N,), decoded and fitted."""
     seconds: float
     """That the answers took, the images being decoded."""
+    name: str = ""
+    """Of the split, where it is one of a set."""
 
 
 def judge(
@@ -65,15 +68,15 @@ def evaluate(
     run: Path | str | Bundle,
     data: ImageSet | Path | str | None = None,
     *,
-    split: str = "test",
+    split: str | None = None,
     device: str = "auto",
     precision: str = "auto",
     skip_broken: bool = False,
 ) -> dict:
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
-    split: `test`, `val` or `train`; the run's own data is split as it was in training. Raises ValueError
-    for a split that is not there, or a class that the model lacks.
+    split: `test`, `val` or `train`; by default `test`, or all images where they are not split. The run's own data is
+    split as it was in training. Raises ValueError for a split that is not there, or a class that the model lacks.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
 
@@ -82,7 +85,7 @@ def judge_run(
     run: Path | str | Bundle,
     data: ImageSet | Path | str | None = None,
     *,
-    split: str = "test",
+    split: str | None = None,
     device: str = "auto",
     precision: str = "auto",
     skip_broken: bool = False,
@@ -93,6 +96,8 @@ def judge_run(
     if data is None:
         data = own_data(run)
     image_set = data if isinstance(data, ImageSet) else load(data, skip_broken=skip_broken)
+    if split is None:
+        split = "test" if len(image_set.splits) > 1 else next(iter(image_set.splits))
     chosen = image_set.splits.get(split)
     if chosen is None:
         raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
@@ -100,25 +105,26 @@ def judge_run(
         names = [image_set.class_names[label] for label in chosen.labels]
         labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
         chosen = Split(chosen.images, labels)
-    return judge(
+    judged = judge(
         bundle,
         chosen,
         device=where,
         precision=pick_precision(precision, where),
         skip_broken=skip_broken or image_set.skip_broken,
     )
+    return judged._replace(name=split)
 
 
 def own_data(run: Path | str | Bundle) -> ImageSet:
     """The data a run was trained on, split as it was. Raises ValueError where that is not known."""
-    file = None if isinstance(run, Bundle) else Path(run) / "recipe.yaml"
-    options = read_recipe(str(file)).data if file is not None and file.is_file() else None
+    folder = None if isinstance(run, Bundle) else find_record(run)
+    options = read_recipe(str(folder / "recipe.yaml")).data if folder is not None else None
     if options is None or options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken)
     data = data.divided(options)
-    trained_on = json.loads((Path(run) / "data.json").read_text())["counts"]
+    trained_on = json.loads((folder / "data.json").read_text())["counts"]
     if len(data.train) != trained_on["train"] and not options.skip_broken:
         raise ValueError(
             f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "

@@ -22,6 +22,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
     except RuntimeError as error:  # what torch and safetensors make of a full disk
+        if "memory" in str(error):  # of what was to be written
+            raise
         raise OSError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
     finally:
         part.unlink(missing_ok=True)

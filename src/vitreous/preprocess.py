@@ -78,7 +78,7 @@ class Preprocess(BaseModel):
         """The same for decoded pixels, uint8 (C, H, W); returned as they are when they already fit."""
         if array.dtype != np.uint8 or array.ndim != 3:
             raise ValueError(f"expected uint8 pixels (C, H, W), got {array.dtype} {array.shape}")
-        if array.shape == self.shape:
+        if array.shape == self.shape and self.crop_fraction == 1:
             return array
         channels = array.shape[0]
         if channels != self.channels and {channels, self.channels} != {1, 3}:
@@ -102,10 +102,10 @@ class Preprocess(BaseModel):
         return (images.float() * scale).add_(shift)
 
     def _resize(self, image: Image.Image) -> Image.Image:
-        """Resample to the model's size, with antialiasing; untouched when the size already matches."""
+        """Resample to the model's size, with antialiasing; untouched when the whole image has it already."""
         rows, columns = self.image_size
         width, height = image.size
-        if (width, height) == (columns, rows):
+        if (width, height) == (columns, rows) and self.crop_fraction == 1:
             return image
         # the size that the whole image gets, of which the centre is cut out: all in one resampling
         wide, high = (math.floor(side / self.crop_fraction + 1e-6) for side in (columns, rows))

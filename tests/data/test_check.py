@@ -3,7 +3,7 @@
 import numpy as np
 from image_samples import pixels, preprocess_of, write_folder
 
-from vitreous.data.check import check, summary
+from vitreous.data.check import check, leaks, summary
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches, decode
 from vitreous.data.sources import load
@@ -16,7 +16,7 @@ def balanced(images, **splits):
 
 def test_a_clean_set_has_no_findings():
     made = balanced(pixels(40), test=(pixels(4, seed=1), [0, 1, 0, 1]))
-    assert check(made, made.train, test=made.test) == []
+    assert check(made, made.train) == leaks("test", made.test.images, made.train.images) == []
 
 
 def test_copies_and_conflicting_labels_are_counted():
@@ -33,9 +33,9 @@ def test_copies_and_conflicting_labels_are_counted():
 def test_leaks_from_validation_and_test_into_train_are_counted():
     images = pixels(60)
     made = balanced(images[:40], val=(images[[40, 3]], [0, 1]), test=(images[[41, 5, 9]], [0, 1, 1]))
-    assert check(made, made.train, made.val, made.test) == [
-        "1 of 2 validation images are also in train, such as row 1 = row 3",
-        "2 of 3 test images are also in train, such as row 1 = row 5",
+    assert check(made, made.train, made.val) == ["1 of 2 validation images are also in train, such as row 1 = row 3"]
+    assert leaks("test", made.test.images, made.train.images) == [
+        "2 of 3 test images are also in train, such as row 1 = row 5"
     ]
 
 

@@ -19,6 +19,17 @@ def fails(*args, **kwargs):
     raise AssertionError("this must not be called")
 
 
+@pytest.mark.parametrize(("workers", "budget"), [(0, 1 << 30), (0, 0), (2, 0)])
+def test_arrays_of_the_models_size_are_cropped_like_others_and_only_once(workers, budget):
+    split = ImageSet.from_arrays(pixels(6), [0, 1] * 3).train
+    preprocess = preprocess_of(crop_fraction=0.5)
+    expected = np.stack([preprocess.fit_array(image) for image in split.images.array])
+    assert (expected != split.images.array).any()
+    batches = Batches(split, preprocess, batch_size=4, memory_budget=budget, workers=workers)
+    found = torch.cat([batch.images for batch in batches.epoch(torch.arange(6))])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_arrays_that_fit_are_used_as_they_are(cache):
     split = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).train
     assert decode(split, preprocess_of(), cache=cache) is split and not cache.exists()

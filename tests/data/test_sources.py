@@ -98,6 +98,17 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load(tmp_path).class_names == ("car", "train")
 
 
+@pytest.mark.parametrize("names", [("Train", "Test"), ("Training", "Testing"), ("TRAIN", "valid", "test")])
+def test_split_folders_go_by_many_names(tmp_path, names):
+    for name in names:
+        write_folder(tmp_path / name, {"a": 2, "b": 1})
+    made = load(tmp_path)
+    assert made.class_names == ("a", "b") and [len(split) for split in made.splits.values()] == [3] * len(names)
+    write_folder(tmp_path / "training", {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="has several folders for one split: "):
+        load(tmp_path)
+
+
 def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
     write_folder(tmp_path / "train", {"a": 1, "b": 1})
     write_folder(tmp_path / "unlabelled", {"c": 1})

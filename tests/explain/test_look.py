@@ -103,7 +103,8 @@ def test_the_read_vector_is_compared_between_depths(model, images):
     assert similarity.shape == (4, 4, 4)
     np.testing.assert_allclose(similarity.diagonal(dim1=1, dim2=2), 1, atol=1e-5)
     if model.config.pool != "attention":  # whose weights are those of the last depth
-        read = [model.pool(model.norm(x)) for x in seen.tokens]
+        after = model.config.norm_after_pool
+        read = [model.pooled(x if after else model.norm(x)) for x in seen.tokens]
         expected = nn.functional.cosine_similarity(read[1], read[3])
         torch.testing.assert_close(similarity[:, 1, 3], expected, atol=1e-5, rtol=1e-5)
 

@@ -180,6 +180,11 @@ def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):
         fit_folds(folds_recipe(4), tiny_set(), out=out, resume=True, **quiet())
 
 
+def test_the_number_of_folds_must_be_given(tmp_path):
+    with pytest.raises(ValueError, match=r"^data\.folds is not given: say how many parts"):
+        fit_folds(tiny_recipe(), tiny_set(), out=tmp_path / "cv", **quiet())
+
+
 def test_a_dry_run_tries_the_first_fold_and_leaves_the_folder_free(tmp_path):
     text = io.StringIO()
     fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", dry_run=True, **quiet(console=Console(file=text)))

@@ -39,6 +39,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop
+from vitreous.train.folder import claimed
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -675,6 +676,29 @@ def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
     recipe, quiet = tiny_recipe(epochs=1), Console(file=io.StringIO())
     folders = [fit(recipe, tiny_set(), console=quiet).folder.as_posix() for _ in range(3)]
     assert folders == ["runs/stripes", "runs/stripes-2", "runs/stripes-3"]
+
+
+def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert claimed(None, "photos", False) != claimed(None, "photos", False)
+
+
+def test_a_dry_run_and_a_failed_start_leave_the_name_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, quiet = load(write_images(tmp_path / "photos", 12)), {"console": Console(file=io.StringIO())}
+    for _ in range(2):
+        assert fit(tiny_recipe(), data, dry_run=True, **quiet).folder.as_posix() == "runs/photos-dry-run"
+    (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"ant/bad\.png"):
+        fit(tiny_recipe(), load(tmp_path / "photos"), **quiet)
+    assert fit(tiny_recipe(epochs=1), data, **quiet).folder.as_posix() == "runs/photos"
+
+
+def test_copies_of_training_images_among_the_test_images_are_told_after_training(trained):
+    pixels, labels = stripes(48)
+    data = ImageSet.from_arrays(pixels, labels, test=(pixels[:5], labels[:5]), class_names=CLASSES, name="stripes")
+    recipe = tiny_recipe(epochs=1, data={"val_fraction": 0})
+    assert "5 of 5 test images are also in train" in (trained(recipe, data).folder / "train.log").read_text()
 
 
 def test_another_number_of_classes_is_refused(trained, tmp_path):

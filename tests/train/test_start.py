@@ -12,6 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of
 
+from vitreous.card import write_shared
 from vitreous.data.images import ImageSet
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
@@ -183,12 +184,17 @@ def test_frozen_blocks_and_the_embedding_stay_and_the_rest_learns(started, sourc
 # --- a probe ---
 
 
-def test_a_probe_learns_a_head_and_leaves_the_rest(started, source):
+def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     run = started(probe=True)
     assert changed(run, source) == ["head.bias", "head.weight"]
     assert run.results["test"]["top1"] > 0.6  # by features without training, of three classes
     assert run.results["probe"]["C"] > 0 and run.results["probe"]["chosen_by"] == "5-fold cross-validation"
     row = (run.folder / "metrics.csv").read_text().splitlines()
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "with a new head on the frozen features of `source`" in card
+    assert "regularisation was chosen by 5-fold cross-validation" in card and "--from path/to/source" in card
+    assert not [file for file in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in file.read_bytes()]
     assert row[0].startswith("epoch,train_loss,train_top1,val_loss,val_top1") and len(row) == 2
     assert float(row[1].split(",")[3]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)
 

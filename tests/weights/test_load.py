@@ -78,7 +78,7 @@ def test_faults_are_listed_and_nothing_is_loaded_but_on_request(folder):
     change(folder, edit)
     assert refused(folder) == (
         f"{folder / 'model.safetensors'} does not fit its config or architecture: missing blocks.0.norm1.bias; "
-        "unexpected extra; blocks.0.mlp.fc1.weight is (64, 15), expected (64, 16): give the right one or load partially"
+        "unexpected extra; blocks.0.mlp.fc1.weight is (64, 15), expected (64, 16): give the right one"
     )
     bundle, report = load_weights(folder, partial=True)
     assert report.left_out == {

@@ -52,7 +52,8 @@ def main() -> None:
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         if os.environ.get("RANK", "0") == "0":
-            print("vitreous: stopped at once; training goes on from its last checkpoint with --resume", file=sys.stderr)
+            more = "; it goes on from its last checkpoint with --resume" if "train" in sys.argv[1:2] else ""
+            print(f"vitreous: stopped at once{more}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader, as `head` does, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

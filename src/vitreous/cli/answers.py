@@ -13,7 +13,10 @@ from vitreous.cli.output import report_broken, results_table
 def evaluate(
     run: RunArgument,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
-    split: Annotated[str, typer.Option(help="test, val or train.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="test, val or train [default: test, or what there is, if DATA is not split]."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
     device: Device = "auto",
@@ -27,7 +30,7 @@ def evaluate(
     if out is not None and (out / "recipe.yaml").exists():
         raise ValueError(f"{out} holds a run, whose results.json stays as it is: name another folder with --out")
     judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
-    Console().print(results_table({split: judged.figures}))
+    Console().print(results_table({judged.name: judged.figures}))
     if out is not None:
         from vitreous.device import pick_device, pick_precision
         from vitreous.files import write_json
@@ -35,11 +38,11 @@ def evaluate(
         from vitreous.train.folder import environment
 
         where = pick_device(device)
-        write_json(out / "results.json", {split: judged.figures})
+        write_json(out / "results.json", {judged.name: judged.figures})
         evaluation_report(
             out / "report.html",
             judged,
-            split=split,
+            split=judged.name,
             model=run,
             data=data,
             environment=environment(where, pick_precision("auto", where), 1),

@@ -4,39 +4,39 @@ import hashlib
 
 import numpy as np
 
-from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.images import ArrayImages, Images, ImageSet, Split
 from vitreous.data.loaders import Batches
 
 RARE = 10  # images: a class with fewer is worth a note
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
-def check(
-    image_set: ImageSet,
-    train: Split | Batches,
-    val: Split | Batches | None = None,
-    test: Split | Batches | None = None,
-) -> list[str]:
+def check(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> list[str]:
     """Findings about decoded splits, one line each. The splits that are given are read, no other."""
     findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     hashes = _hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
-    for name, split in {"validation": val, "test": test}.items():
-        if split is not None and isinstance(split.images, ArrayImages):
-            findings += _leaks(name, split, train, hashes)
-    return findings
+    return findings + (leaks("validation", val.images, train.images, hashes) if val is not None else [])
 
 
-def summary(
-    image_set: ImageSet,
-    train: Split | Batches,
-    val: Split | Batches | None = None,
-    test: Split | Batches | None = None,
-) -> dict:
+def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = None) -> list[str]:
+    """A line on the images of a split that are in train, too, if both are decoded. hashes: of train's, if known."""
+    if not (isinstance(images, ArrayImages) and isinstance(train, ArrayImages)):
+        return []
+    theirs, hashes = _hashes(images), _hashes(train) if hashes is None else hashes
+    leaked = np.flatnonzero(np.isin(theirs, hashes))
+    if not len(leaked):
+        return []
+    row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
+    example = f"{images.describe(leaked[0])} = {train.describe(row)}"
+    return [f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"]
+
+
+def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
     """What `data.json` says of a set: counts of what is used, and a hash of the pixels and labels given."""
-    given = {"train": train, "val": val, "test": test}
+    given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
     classes = len(image_set.class_names)
     return {
@@ -84,16 +84,6 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
             f"{describe(other)} ('{class_names[labels[other]]}')"
         )
     return findings
-
-
-def _leaks(name: str, split: Split | Batches, train: Split | Batches, hashes: np.ndarray) -> list[str]:
-    theirs = _hashes(split.images)
-    leaked = np.flatnonzero(np.isin(theirs, hashes))
-    if not len(leaked):
-        return []
-    row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
-    example = f"{split.images.describe(leaked[0])} = {train.images.describe(row)}"
-    return [f"{len(leaked)} of {len(split)} {name} images are also in train, such as {example}"]
 
 
 def _hashes(images: ArrayImages) -> np.ndarray:

@@ -50,6 +50,11 @@ class Split:
     def take(self, rows: np.ndarray) -> "Split":
         return Split(self.images.take(rows), self.labels[rows])
 
+    def evenly(self, most: int) -> "Split":
+        """At most so many, evenly spread."""
+        count = min(len(self), most)
+        return self.take(np.arange(count) * len(self) // count)
+
 
 @dataclass(frozen=True)
 class ImageSet:

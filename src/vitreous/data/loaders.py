@@ -150,7 +150,7 @@ def decode(
     Raises BrokenImage when images cannot be read; with skip_broken they are left out, with their labels.
     """
     images = split.images
-    if isinstance(images, ArrayImages) and images.shape == preprocess.shape:
+    if isinstance(images, ArrayImages) and images.fits(preprocess):
         return split
     small = _bytes(images, preprocess) <= IN_MEMORY
     rows, array, broken = np.arange(len(images)), None, {}

@@ -18,6 +18,7 @@ log = logging.getLogger("vitreous")
 
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLITS |= {"training": "train", "testing": "test"}
 LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
 
 

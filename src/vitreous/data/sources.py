@@ -107,11 +107,15 @@ def _folder(root: Path, name: str, source: str) -> ImageSet:
     """Class folders with images, directly or under train, val and test. Classes go by their sorted names."""
     folders = {"train": root}
     inside = _subfolders(root)
-    if "train" in inside and not _has_images(inside["train"]):  # else it is a class, as in CIFAR-100
-        folders = {SPLITS[key]: folder for key, folder in inside.items() if key in SPLITS}
-        if ignored := [key for key in inside if key not in SPLITS]:
+    splits_of = {key: SPLITS[key.lower()] for key in inside if key.lower() in SPLITS}
+    train = [key for key, split in splits_of.items() if split == "train"]
+    if train and not any(_has_images(inside[key]) for key in train):  # else it is a class, as in CIFAR-100
+        folders = {split: inside[key] for key, split in splits_of.items()}
+        if len(folders) < len(splits_of):
+            raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")
+        if ignored := [key for key in inside if key not in splits_of]:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
-    elif inside and set(inside) <= set(SPLITS):
+    elif inside and len(splits_of) == len(inside):
         raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
 
     class_names, splits = tuple(_subfolders(folders["train"])), {}

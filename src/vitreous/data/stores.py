@@ -107,6 +107,11 @@ class ArrayImages(Images):
     def __init__(self, pixels: np.ndarray, origin: Images | None = None):
         super().__init__(len(pixels))
         self.pixels, self.origin = pixels, origin
+        self.fitted = origin is not None
+
+    def fits(self, preprocess: Preprocess) -> bool:
+        """Whether the pixels are what the model takes: cut to its size when decoded, or whole images of that size."""
+        return self.shape == preprocess.shape and (self.fitted or preprocess.crop_fraction == 1)
 
     @property
     def array(self) -> np.ndarray:
@@ -127,7 +132,7 @@ class ArrayImages(Images):
         return digest.hexdigest()
 
     def read(self, rows, preprocess):
-        if preprocess.shape == self.shape:
+        if self.fits(preprocess):
             return self._copy(self.rows[rows])
         return super().read(rows, preprocess)
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.images import ImageSet
+from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.device import pick_device
 from vitreous.evaluation import own_data
@@ -149,7 +150,11 @@ def uniform_distance(model: ViT) -> float:
 @torch.no_grad()
 def class_token_similarity(model: ViT, seen: OpenPass) -> Tensor:
     """Cosine similarity between depths, (B, L + 1, L + 1), of the tokens that the head reads, pooled as it does."""
-    rows = torch.stack([(seen.pool @ model.norm(x)).flatten(1) for x in seen.tokens], dim=1)  # (B, L + 1, R D)
+
+    def pooled(x: Tensor) -> Tensor:  # (B, N, D) -> (B, R, D)
+        return model.norm(seen.pool @ x) if model.config.norm_after_pool else seen.pool @ model.norm(x)
+
+    rows = torch.stack([pooled(x).flatten(1) for x in seen.tokens], dim=1)  # (B, L + 1, R D)
     rows = F.normalize(rows, dim=-1)
     return rows @ rows.transpose(1, 2)
 
@@ -197,5 +202,5 @@ def _images(
         log.warning("%s; without images there are only filters and positions", error)
         return None
     split = image_set.test or image_set.val or image_set.train
-    rows = np.unique(np.linspace(0, len(split) - 1, count).astype(int))
-    return split.images.read(rows, bundle.preprocess)
+    chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=image_set.skip_broken)
+    return chosen.images.read(np.arange(len(chosen)), bundle.preprocess)

@@ -46,7 +46,7 @@ def export_run(
         raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
     check_installed(form)
     source = find_bundle(run)
-    home = Path(run) if Path(run).is_dir() else source
+    home = Path(run) if source in (Path(run), Path(run, "model")) else source
     if out is None and home != Path(run):
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
     folder = Path(out) if out is not None else home / "export" / form

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.loaders import decode
 from vitreous.evaluation import own_data
 from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
@@ -38,10 +39,10 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> In
         shape = (at_least, *bundle.preprocess.shape)
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
-    count = min(len(split), most)
-    rows = np.arange(count) * len(split) // count
-    rows = np.resize(rows, max(count, at_least))  # over again where there are too few
     kind = next(name for name, found in data.splits.items() if found is split)
+    split = decode(split.evenly(most), bundle.preprocess, skip_broken=data.skip_broken)
+    count = len(split)
+    rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
     labels = torch.from_numpy(np.asarray(split.labels)[rows]) if data.class_names == bundle.class_names else None
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
     return Inputs(pixels, labels, f"{len(rows)} images of {data.name}, {kind}, {count} different ones")

@@ -51,7 +51,7 @@ class Summary(NamedTuple):
 def summarise(config: ViTConfig) -> Summary:
     """Shapes, parameters, FLOPs and memory of a model; its weights are never made, so H/14 takes a second."""
     with torch.device("meta"):
-        model = ViT(config)
+        model = ViT(config).eval()  # one image has no batch statistics
         images = torch.empty(1, config.channels, *config.image_size)
     parts: dict[str, nn.Module] = {"patches": model.patches, "tokens": model.drop}  # their last step
     for i, block in enumerate(model.blocks):

@@ -14,7 +14,7 @@ from vitreous.metrics import top1_interval
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.layout import SPLITS, Section, scroll, write_report
-from vitreous.weights.bundle import SHIPPED
+from vitreous.weights.bundle import find_record
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Finished:
 
 def read_run(run: Path | str) -> Finished:
     """Read a finished run's folder, or a shipped name's. Raises ValueError for what is none."""
-    folder = Path(run) if Path(run).is_dir() else SHIPPED / run
+    folder = find_record(run) or Path(run)
     if (folder / "fold-1").is_dir():
         raise ValueError(f"{run} is a cross-validation: compare its folds, {folder / 'fold-1'} and so on")
     missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]

@@ -49,7 +49,10 @@ def train_report(
         f"{origin} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
     chosen = (
-        f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by the validation "
+        f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}; the test images "
+        "chose nothing."
+        if "probe" in results
+        else f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by the validation "
         "images; the test images chose nothing."
         if "val" in judged
         else f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."

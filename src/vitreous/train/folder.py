@@ -1,6 +1,7 @@
 """The run folder: where a run's files go, and the small ones among them."""
 
 import csv
+import itertools
 import platform
 import sys
 from collections.abc import Sequence
@@ -20,12 +21,15 @@ NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that fa
 FREE = {"data.skip_broken", "data.memory_budget", "data.workers", "track"}  # keys that may change on the way
 
 
-def free_folder(name: str) -> Path:
-    """The next free `runs/<name>`: digits, digits-2, digits-3, ..."""
-    number = 1
-    while (folder := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return folder
+def next_folder(name: str) -> Path:
+    """Make the next free `runs/<name>`: digits, digits-2, digits-3, ... Of runs that begin at once each has its own."""
+    for number in itertools.count(1):
+        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
 
 
 def claim(folder: Path, resume: bool) -> None:
@@ -44,9 +48,14 @@ def claim(folder: Path, resume: bool) -> None:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 
-def claimed(out: Path | str | None, name: str, resume: bool) -> Path:
-    """The run folder, by default the next free one, with nothing in it that would be lost."""
-    folder = Path(out) if out else free_folder(name)
+def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = False) -> Path:
+    """The run folder, with nothing in it that would be lost: by default the next free `runs/<name>`.
+
+    A dry run has one of its own there, so that the name stays free.
+    """
+    if out is None and not dry_run:
+        return next_folder(name)
+    folder = Path("runs", f"{name}-dry-run") if out is None else Path(out)
     claim(folder, resume)
     return folder
 

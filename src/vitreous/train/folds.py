@@ -44,6 +44,8 @@ def fit_folds(
     data = data_of(recipe) if data is None else data
     if "split_seed" not in recipe.data.model_fields_set:
         recipe = _with(recipe, split_seed=recipe.seed % 2**32)
+    if recipe.data.folds is None:
+        raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
     if recipe.start.weights is not None:  # whose model it is
         recipe = load_start(recipe, data.class_names).recipe

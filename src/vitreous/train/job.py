@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitreous.augment import plan
-from vitreous.data.check import check, summary
+from vitreous.data.check import check, leaks, summary
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.device import peak_memory, pick_precision
@@ -300,6 +300,8 @@ class Job:
             bundle.save_config(self.folder / "model")
         if self.data.test is not None:
             judged["test"] = self._judge(bundle, self.data.test)
+            for finding in leaks("test", judged["test"].images, self.plain_batches.images):
+                log.warning("%s", finding)
         for name, answers in judged.items():
             plot = self.folder / "plots" / f"confusion_{name}.png"
             _draw("confusion_matrix", confusion(answers.logits, answers.labels), self.data.class_names, plot)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.augment import Changes, augment, draw, mix, plan
 from vitreous.data.loaders import Batches
-from vitreous.device import autocast, compiled
+from vitreous.device import autocast, compiled, widest_float
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -160,7 +160,7 @@ def train_loop(
     if recipe.data.balance == "weights":
         weights = class_weights(train.labels, recipe.model.num_classes).to(engine.device)
     so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
-    totals = torch.tensor(so_far, dtype=torch.float64, device=engine.device)  # of this process
+    totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call = compiled(model, recipe.compile, engine.device, total)
     last_save = last_report = time.monotonic()
@@ -281,7 +281,8 @@ def forward_backward(
     Returns (2,): the sum of the loss over these images, and of hits.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
-    sums = torch.zeros(2, dtype=torch.float64, device=images.device)
+    kind = widest_float(images.device)
+    sums = torch.zeros(2, dtype=kind, device=images.device)
     for i, (part, target) in enumerate(parts):
         with engine.gradients(model, last=i == len(parts) - 1):
             with autocast(images.device, precision):
@@ -290,7 +291,7 @@ def forward_backward(
             engine.backward(loss * (len(part) * engine.processes / size))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         hits = (logits.detach().argmax(dim=1) == labels).sum()
-        sums += torch.stack([loss.detach().double() * len(part), hits.double()])
+        sums += torch.stack([loss.detach().to(kind) * len(part), hits.to(kind)])
     return sums
 
 

@@ -41,6 +41,8 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
         log.removeHandler(screen)
         log.removeHandler(file)
         file.close()
+        with suppress(OSError):  # where a start failed and left nothing
+            folder.rmdir()
 
 
 class Display:

@@ -53,17 +53,19 @@ def fit(
 
     data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
     it is that of `recipe.start.weights`, or a new one made from `recipe.model`. out: the run folder, by default the
-    next free `runs/<name>`. on_step gets the state and the batch's loss, on_epoch the row of `metrics.csv`. Raises
-    ValueError for a folder that holds a run unless `resume`, which goes on where that run stopped. Of several
-    processes, each calls on_step and on_epoch.
+    next free `runs/<name>`; of a dry run `runs/<name>-dry-run`. on_step gets the state and the batch's loss, on_epoch
+    the row of `metrics.csv`. Raises ValueError for a folder that holds a run unless `resume`, which goes on where that
+    run stopped. Of several processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
     if model is not None and (recipe.start.weights is not None or recipe.start.probe):
         raise ValueError("a model and start.weights or start.probe are two starts: give one of them")
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
-    data = data_of(recipe) if data is None else data
+    if data is None:
+        data = data_of(recipe)
+    elif recipe.data.source != data.source:  # what the recipe names is not what the model will have seen
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
     engine = Engine(device, track=recipe.track)
-    folder = engine.from_main(partial(claimed, out, data.name, resume))
     data = data.divided(recipe.data)
     start = None
     if model is not None:
@@ -73,6 +75,7 @@ def fit(
             start = load_start(recipe, data.class_names)
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
+    folder = engine.from_main(partial(claimed, out, data.name, resume, dry_run))
     with show_log(folder, console):
         job = Job(recipe, data, model, folder, engine, start)
         engine.from_main(partial(job.describe, console))

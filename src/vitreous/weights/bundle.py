@@ -104,6 +104,11 @@ def find_bundle(run: Path | str) -> Path:
     raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
 
 
+def find_record(run: Path | str) -> Path | None:
+    """Where the recipe of a run, or of a shipped model, lies with what else is known of its training."""
+    return next((folder for folder in (Path(run), SHIPPED / run) if (folder / "recipe.yaml").is_file()), None)
+
+
 def _check(
     folder: Path, model: ViT, weights: dict[str, Tensor], preprocess: Preprocess, class_names: tuple[str, ...]
 ) -> None:

@@ -151,10 +151,10 @@ def find_weights(source: Path | str, revision: str | None = None) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    if not path.is_dir():
-        try:
-            return find_bundle(source) / WEIGHTS
-        except ValueError as error:
+    try:
+        return find_bundle(source) / WEIGHTS
+    except ValueError as error:
+        if not path.is_dir():
             raise ValueError(f"{error}; others' weights are a file, a folder or hf:owner/name") from error
     for file in (path / "model" / WEIGHTS, path / WEIGHTS, path / "pytorch_model.bin"):
         if file.is_file():
@@ -268,9 +268,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, 
         faults = [f"missing {shorten(missing)}"] if missing else []
         faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
         faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
-        raise ValueError(
-            f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one or load partially"
-        )
+        raise ValueError(f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one")
     ours = {name: value for name, value in ours.items() if name not in misfits}
     left_out |= {
         name: misfits.get(home, SEPARATE) for name, home in homes.items() if name in weights and home not in ours
