@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data.images import Images, ImageSet, Split, match_labels
-from vitreous.data.loaders import Batches
+from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.device import pick_device, pick_precision
 from vitreous.metrics import classification_metrics
@@ -46,8 +46,9 @@ def judge(
     memory_budget: float = 4.0,
     workers: int = 2,
     skip_broken: bool = False,
+    progress: Progress | None = None,
 ) -> Judged:
-    """Ask a bundle about every image of a split."""
+    """Ask a bundle about every image of a split. progress: gets images done and in all, while they are decoded."""
     batches = Batches(
         split,
         bundle.preprocess,
@@ -56,6 +57,7 @@ def judge(
         memory_budget=int(memory_budget * 2**30),
         workers=workers,
         skip_broken=skip_broken,
+        progress=progress,
     )
     started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)

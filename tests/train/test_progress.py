@@ -6,9 +6,19 @@ import logging
 import pytest
 from rich.console import Console
 
+from vitreous.train import progress
 from vitreous.train.progress import show_log
 
 log = logging.getLogger("vitreous")
+
+
+def test_a_long_decoding_is_told_and_a_short_one_is_not(monkeypatch):
+    text, clock = io.StringIO(), iter([0, 1, 6, 6, 7, 12, 12, 99])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    report = progress.decoding(Console(file=text))
+    for done in (100, 1200, 1300, 2400, 5000):
+        report(done, 5000)
+    assert text.getvalue() == "decoded 1,200 of 5,000 images\ndecoded 2,400 of 5,000 images\n"
 
 
 def test_what_is_logged_is_printed_and_kept(tmp_path):

@@ -681,6 +681,8 @@ def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
 def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert claimed(None, "photos", False) != claimed(None, "photos", False)
+    with pytest.raises(ValueError, match="resume needs the run folder"):
+        claimed(None, "photos", True)
 
 
 def test_a_dry_run_and_a_failed_start_leave_the_name_free(tmp_path, monkeypatch):

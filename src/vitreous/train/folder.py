@@ -53,6 +53,8 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
 
     A dry run has one of its own there, so that the name stays free.
     """
+    if out is None and resume:
+        raise ValueError("resume needs the run folder: give it as out")
     if out is None and not dry_run:
         return next_folder(name)
     folder = Path("runs", f"{name}-dry-run") if out is None else Path(out)

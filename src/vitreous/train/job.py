@@ -33,7 +33,7 @@ from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
 from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.probe import Head, fit_head
-from vitreous.train.progress import Display, say
+from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.weights import Bundle
@@ -51,9 +51,10 @@ class Job:
         model: ViT | None,
         folder: Path,
         engine: Engine,
-        start: Start | None = None,
+        start: Start | None,
+        console: Console,
     ):
-        self.recipe, self.data, self.folder, self.start = recipe, data, folder, start
+        self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.skip_broken = recipe.data.skip_broken or data.skip_broken
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.engine = engine
@@ -96,6 +97,7 @@ class Job:
             memory_budget=int(recipe.data.memory_budget * 2**30),
             workers=recipe.data.workers,
             skip_broken=self.skip_broken,
+            progress=decoding(self.console),
         )
         if self.start is not None:  # of the weights
             self.preprocess = self.start.preprocess
@@ -110,19 +112,19 @@ class Job:
             self.train_batches = make(data.train, cut_from)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
-    def describe(self, console: Console) -> None:
+    def describe(self) -> None:
         """Print what is about to be trained on what, and draw the first batch as the model will see it."""
         for line in self.start.lines if self.start else ():
-            say(console, line)
+            say(self.console, line)
         val = len(self.val_batches) if self.val_batches else 0
         say(
-            console,
+            self.console,
             f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
             f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
         for finding in check(self.data, self.plain_batches, self.val_batches):
-            say(console, f"note: {finding}")
+            say(self.console, f"note: {finding}")
         images, targets = self._first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
         _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
@@ -136,7 +138,7 @@ class Job:
         fill = torch.tensor(self.preprocess.mean, device=device)
         return augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
 
-    def estimate(self, console: Console) -> None:
+    def estimate(self) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
         times = [time.monotonic()]
         if self.recipe.start.probe:
@@ -151,26 +153,25 @@ class Job:
             )
             self._loop(hooks, whole)
         step = float(np.median(np.diff(times)))
-        say(console, self.recipe.dump())
-        say(console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
+        say(self.console, self.recipe.dump())
+        say(self.console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
         epochs, limit = self.recipe.epochs, self.recipe.time_limit
         if limit is not None and limit < step * self.steps * epochs:
             epochs = round(limit / (step * self.steps), 1)
         say(
-            console,
+            self.console,
             f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps; "
             f"first augmented batch: {self.folder / FIRST_BATCH}",
         )
 
     def train(
         self,
-        console: Console,
         on_step: Callable[[State, Tensor], None] | None,
         on_epoch: Callable[[dict[str, float]], None] | None,
     ) -> bool:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
         with (
-            Display(console, self.recipe.epochs, self.steps, self.engine.device) as display,
+            Display(self.console, self.recipe.epochs, self.steps, self.engine.device) as display,
             stop_flag() as stop,
         ):
 
@@ -208,13 +209,13 @@ class Job:
         state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
         write_csv(self.folder / "metrics.csv", state.history)
 
-    def probe_first(self, console: Console) -> None:
+    def probe_first(self) -> None:
         """Fit the head to the features as they are before training; the main process does it for all."""
         begun = time.monotonic()
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
         seconds = time.monotonic() - begun
-        say(console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
+        say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 
     def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:
         return fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
@@ -334,6 +335,7 @@ class Job:
             memory_budget=self.recipe.data.memory_budget,
             workers=self.recipe.data.workers,
             skip_broken=self.skip_broken,
+            progress=decoding(self.console),
         )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,11 +17,26 @@ from vitreous.train.loop import State
 
 log = logging.getLogger("vitreous")
 
+DECODING_SECONDS = 5  # between two lines
+
 
 def say(console: Console, text: str) -> None:
     """Print a line as it is, however long. A reader that has gone away, as `head` does, ends no run."""
     with suppress(BrokenPipeError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def decoding(console: Console) -> Callable[[int, int], None]:
+    """For `decode`: says every few seconds how far it is, and nothing where it takes no longer."""
+    said = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > DECODING_SECONDS and done < total:
+            said = time.monotonic()
+            say(console, f"decoded {done:,} of {total:,} images")
+
+    return report
 
 
 @contextmanager

@@ -77,15 +77,15 @@ def fit(
     recipe = fit_to_data(recipe, data)
     folder = engine.from_main(partial(claimed, out, data.name, resume, dry_run))
     with show_log(folder, console):
-        job = Job(recipe, data, model, folder, engine, start)
-        engine.from_main(partial(job.describe, console))
+        job = Job(recipe, data, model, folder, engine, start, console)
+        engine.from_main(job.describe)
         if dry_run:
-            job.estimate(console)
+            job.estimate()
             return Run(folder)
         if resume and engine.from_main(job.checkpoint.exists):
             job.restore()
         elif recipe.start.probe_first and start is not None and start.facts["new_head"]:
-            job.probe_first(console)
+            job.probe_first()
         engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
@@ -93,7 +93,7 @@ def fit(
             write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
         if recipe.start.probe:
             engine.from_main(job.probe)
-        elif not job.train(console, on_step, on_epoch):
+        elif not job.train(on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
             return Run(folder)
