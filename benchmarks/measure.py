@@ -5,7 +5,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,11 @@ def save(path: Path, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {path.name}")
+
+
+def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def replaced(document: str, opening: str, closing: str, block: str) -> str:

@@ -3,11 +3,10 @@
 import json
 import re
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, replaced
+from measure import RESULTS, markdown, replaced
 from reproduction_runs import FOLDER
 
 from reproductions.__main__ import EXPERIMENTS
@@ -22,14 +21,11 @@ Result = dict[str, Any]
 
 def table(experiment: Experiment, results: list[Result]) -> str:
     """Reported, faithful, each fix, all fixes, ours: one row for all seeds of a kind of run."""
-    lines = [_row(HEAD), _row(["---"] * len(HEAD)), reported(experiment)]
     groups: dict[tuple, list[Result]] = {}
     for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
         groups.setdefault(place(experiment, result), []).append(result)
-    lines += [row(experiment, group) for group in groups.values()]
-    if not results:
-        return "\n".join([*lines, "", "Not measured yet."])
-    return "\n".join([*lines, *counted(results)])
+    text = markdown(HEAD, [reported(experiment), *(row(experiment, group) for group in groups.values())])
+    return "\n".join([text, *(counted(results) if results else ["", "Not measured yet."])])
 
 
 def place(experiment: Experiment, result: Result) -> tuple:
@@ -41,10 +37,12 @@ def place(experiment: Experiment, result: Result) -> tuple:
     return (0, _passes(result) if _passes(result) != experiment.epochs else 0, order, "")
 
 
-def row(experiment: Experiment, group: list[Result]) -> str:
+def row(experiment: Experiment, group: list[Result]) -> list[str]:
     """Runs that differ by their seed only."""
     first = group[0]
-    cells = [_label(experiment, first), f"{first['params']:,}", f"{first['multiply_adds'] / 1e6:,.3g} M"]
+    millions = first["multiply_adds"] / 1e6
+    cost = f"{millions:,.0f} M" if millions >= 100 else f"{millions:.3g} M"
+    cells = [_label(experiment, first), f"{first['params']:,}", cost]
     if "folds" in first:
         values = [value for result in group for value in result["top1"]]
         losses = [result["loss_mean"] for result in group]
@@ -57,28 +55,16 @@ def row(experiment: Experiment, group: list[Result]) -> str:
     cells += [_range(epochs, "{:d}"), f"{100 * statistics.mean(values):.2f}{sd}", str(len(values))]
     cells += [f"{statistics.mean(losses):.3f}", _range(seconds, "{:,.0f}"), _machines(group)]
     command = re.sub(r"--seed \d+", "--seed N" if len(group) > 1 else f"--seed {first['seed']}", first["command"])
-    return _row([*cells, f"`{command}`"])
+    return [*cells, f"`{command}`"]
 
 
-def reported(experiment: Experiment) -> str:
+def reported(experiment: Experiment) -> list[str]:
     """The author's figures, which are measured by none of us."""
     said = experiment.reported
     top1 = f"{100 * said['top1']:.1f}" if "top1" in said else said["note"]
     loss = f"{said['loss']:.2f}" if "loss" in said else ""
-    return _row(
-        [
-            "reported",
-            f"{experiment.parameters:,}",
-            "",
-            said.get("epochs", experiment.epochs),
-            top1,
-            "1",
-            loss,
-            said.get("time", ""),
-            "",
-            "",
-        ]
-    )
+    epochs = str(said.get("epochs", experiment.epochs))
+    return ["reported", f"{experiment.parameters:,}", "", epochs, top1, "1", loss, said.get("time", ""), "", ""]
 
 
 def counted(results: list[Result]) -> list[str]:
@@ -149,10 +135,6 @@ def _machine(machine: dict[str, Any]) -> str:
     if machine["device"] != "cpu":
         return machine["device"]
     return f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
-
-
-def _row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Write the README's tables of measured figures from benchmarks/results/*.json: python benchmarks/tables.py"""
+"""Write the tables of README.md and docs/measurements.md from benchmarks/results/*.json: python benchmarks/tables.py"""
 
 import json
 from pathlib import Path
 
-from measure import RESULTS, replaced
+from measure import RESULTS, markdown, replaced
 
 from reproductions.__main__ import EXPERIMENTS
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, MEASUREMENTS = ROOT / "README.md", ROOT / "docs" / "measurements.md"
+EXPLAINED = ("mnist", "cifar10", "cifar100", "digits-attention")
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
     "probe_cls_mean": "DeiT-Tiny, a probe of class token and mean",
@@ -30,44 +32,39 @@ def headline(results: dict[str, dict]) -> str:
 
 def recipe_table(results: list[dict]) -> str:
     """One row a recipe and precision."""
-    lines = [
-        "| command | parameters | passes | precision | test top-1, mean ± sd | n | seconds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
         seconds = f"{min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f}"
         passes = f"{r['passes']:.1f}" if "passes" in r else r["epochs"]
-        cells = [f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"]]
-        cells += [f"{100 * r['top1_mean']:.2f}{sd}", r["n"], seconds]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        top1 = f"{100 * r['top1_mean']:.2f}{sd}"
+        rows.append([f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"], top1, r["n"], seconds])
+    return markdown(["command", "parameters", "passes", "precision", "test top-1, mean ± sd", "n", "seconds"], rows)
 
 
 def peers_table(peers: dict) -> str:
     """Training and inference throughput, and how many times faster this library is with its default settings."""
-    lines = [
-        "| model | precision | training, images/s | ours by default is faster by | inference, images/s | by |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for row in peers["rows"]:
         cells = [row["name"], row["precision"]]
         for figures in (row["training"], row["inference"]):
-            cells += [f"{figures['images_per_second']:.0f}", f"{figures['ours_by_default_is_faster_by']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            cells += [f"{figures['images_per_second']:.1f}", f"{figures['ours_by_default_is_faster_by']:.2f}"]
+        peak = row["training"].get("peak_mib")  # which the first results do not have
+        rows.append([*cells, "" if peak is None else f"{peak:,.0f}"])
+    times, rates = "ours is so many times as fast", ("training, images/s", "inference, images/s")
+    return markdown(["model", "precision", rates[0], times, rates[1], times, "MiB in training"], rows)
 
 
 def transfer_table(tuned: dict, own: dict) -> str:
     """Trained weights on small sets: mean and deviation over folds, or over draws of the training images."""
     digits = f"{own['train_images']} digits of 8 x 8 pixels"
-    rows = [("photographs", name, tuned[key]) for key, name in TUNED.items() if key in tuned]
-    rows += [(digits, row["way"], row | {"mean": row["top1_mean"], "sd": row["top1_sd"]}) for row in own["rows"]]
-    lines = ["| training images | way | test top-1, mean ± sd | n |", "|---|---|---|---|"]
-    for images, way, r in rows:
-        n = r.get("n") or len(r["top1"])
-        lines.append(f"| {images} | {way} | {100 * r['mean']:.2f} ± {100 * r['sd']:.2f} | {n} |")
-    return "\n".join(lines)
+    found = [("photographs", name, tuned[key]) for key, name in TUNED.items() if key in tuned]
+    found += [(digits, row["way"], row | {"mean": row["top1_mean"], "sd": row["top1_sd"]}) for row in own["rows"]]
+    rows = [
+        [images, way, f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}", r.get("n") or len(r["top1"])]
+        for images, way, r in found
+    ]
+    return markdown(["training images", "way", "test top-1, mean ± sd", "n"], rows)
 
 
 def deployment_sentence(deployment: dict) -> str:
@@ -88,34 +85,98 @@ def deployment_sentence(deployment: dict) -> str:
     )
 
 
-def describe(machine: dict) -> str:
-    rates = machine["matmul_gflops"]
-    return (
-        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}; plain matrix products: "
-        f"{rates['float32']} GFLOP/s in float32, {rates['bf16']} in bf16"
+def augment_table(augment: dict) -> str:
+    """Augmented images a second on one core, and how many times a peer's that is."""
+    by_peer = {(row["side"], row["policy"], row["name"]): row for row in augment["rows"]}
+    peers = [name for name in dict.fromkeys(row["name"] for row in augment["rows"]) if name != "vitreous"]
+    rows = []
+    for side, policy in dict.fromkeys((row["side"], row["policy"]) for row in augment["rows"]):
+        rate = by_peer[side, policy, "vitreous"]["images_per_second"]
+        times = [f"{by_peer[side, policy, name]['ours_is_faster_by']:.1f}" for name in peers]
+        rows.append([f"{side} px", policy, f"{rate:,.0f}", *times])
+    return markdown(["images", "policy", "ours, images/s", *(f"times {name}" for name in peers)], rows)
+
+
+def loading_table(loading: dict) -> str:
+    rows = [
+        [row["name"], f"{row['images_per_second']:,.0f}", f"{row['faster_than_peer_by']:.2f}"]
+        for row in loading["rows"]
+    ]
+    return markdown(["way", "images/s", "times the DataLoader's"], rows)
+
+
+def scaling_tables(scaling: dict) -> str:
+    """What a step costs by model and by tokens, and an epoch by images, with the fitted exponents."""
+    power = scaling["exponents"]
+    steps = [
+        [
+            row["size"],
+            f"{row['parameters']:,}",
+            f"{row['tokens']:,}",
+            f"{1e3 * row['seconds']['median'] / row['batch']:.2f}",
+        ]
+        for row in scaling["models"] + scaling["tokens"]
+    ]
+    epochs = [
+        [f"{row['images']:,}", f"{row['seconds']:.2f}", f"{row['bytes'] / 1e6:,.0f}"] for row in scaling["images"]
+    ]
+    return "\n\n".join(
+        [
+            f"The time of a step grows with the parameters to the power of {power['step by parameters']:.2f}, with the "
+            f"tokens to the power of {power['step by tokens']:.2f}:",
+            markdown(["model", "parameters", "tokens", "ms an image"], steps),
+            f"The time of an epoch grows with the images to the power of {power['epoch by images']:.2f}, the peak "
+            f"memory to the power of {power['memory by images']:.2f}:",
+            markdown(["images", "seconds an epoch", "peak memory, MB"], epochs),
+        ]
     )
 
 
-def filled(readme: str) -> str:
-    """The README with its tables made from the results."""
-    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    parts = [
-        "By seed 0, 1, ... on the test images, which chose nothing (`python benchmarks/recipes.py NAME --seeds N`):",
-        recipe_table([content for content in results.values() if "top1_mean" in content]),
-        "From trained weights: DeiT-Tiny on 300 photographs of pizza, steak and sushi, by folds of a fifth held out "
-        "(`python benchmarks/finetune.py`); and models/mnist on digits of other writers and another scanner, by draws "
-        "of the training images (`python benchmarks/own_checkpoint.py`):",
-        transfer_table(results["fine-tuning"], results["own-checkpoint"]),
-        "Throughput of one model (32 px, patch 4, dim 256, 6 layers, 8 heads, MLP 512, batch 128, AdamW), interleaved "
-        "in one run, medians (`python benchmarks/peers.py`):",
-        peers_table(results["peers"]),
-        f"Machine: {describe(results['peers']['machine'])}.",
-        deployment_sentence(results["deployment"]),
-    ]
-    for name, block in {"headline": headline(results), "results": "\n\n".join(parts)}.items():
-        readme = replaced(readme, f"<!-- {name} -->", f"<!-- end of {name} -->", block)
-    return readme
+def faithfulness_table(results: list[dict]) -> str:
+    """Insertion area minus deletion area of each method on each model: larger is better."""
+    areas = [{name: found["difference"] for name, found in r["areas"].items()} for r in results]
+    methods = sorted(areas[0], key=lambda name: -areas[0][name]["mean"])
+    rows = [[f"`{name}`", *(f"{a[name]['mean']:.2f} ± {a[name]['se']:.2f}" for a in areas)] for name in methods]
+    return markdown(["method", *(f"{r['run']}, {r['images']} images, {r['top1']:.1%} right" for r in results)], rows)
+
+
+def describe(machine: dict) -> str:
+    rates = machine["matmul_gflops"]
+    return (
+        f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}, torch "
+        f"{machine['torch']}; plain matrix products: {rates['float32']} GFLOP/s in float32, {rates['bf16']} in bf16"
+    )
+
+
+def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
+    """For each document, what stands between which of its marks."""
+    tables = {name: peers_table for name in ("peers", "peers-Ti-16", "peers-B-16")}
+    tables |= {"augment": augment_table, "loading": loading_table, "scaling": scaling_tables}
+    measured = {
+        name: f"{make(results[name])}\n\nMachine: {describe(results[name]['machine'])}."
+        for name, make in tables.items()
+    }
+    measured |= {
+        "fine-tuning": transfer_table(results["fine-tuning"], results["own-checkpoint"]),
+        "deployment": deployment_sentence(results["deployment"]),
+        "faithfulness": faithfulness_table([results[f"faithfulness-{name}"] for name in EXPLAINED]),
+    }
+    recipes = recipe_table([content for content in results.values() if "top1_mean" in content])
+    return {README: {"headline": headline(results), "results": recipes}, MEASUREMENTS: measured}
+
+
+def filled(path: Path, results: dict[str, dict]) -> str:
+    """The document with its tables made from the results."""
+    document = path.read_text()
+    for name, block in blocks(results)[path].items():
+        document = replaced(document, f"<!-- {name} -->", f"<!-- end of {name} -->", block)
+    return document
+
+
+def saved() -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
 
 
 if __name__ == "__main__":
-    README.write_text(filled(README.read_text()))
+    for path in (README, MEASUREMENTS):
+        path.write_text(filled(path, saved()))
