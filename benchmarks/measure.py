@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import statistics
 import sys
 import time
@@ -62,6 +63,15 @@ def machine(device: torch.device) -> dict[str, Any]:
             "bf16": round(matmul_rate(device, torch.bfloat16)),
         },
     }
+
+
+def process_peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what `getrusage` tells there may be the parent's
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def declare_torchvision_operators() -> None:

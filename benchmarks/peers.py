@@ -14,7 +14,6 @@ its own.
 import argparse
 import functools
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
-from measure import RESULTS, declare_torchvision_operators, interleaved, machine, save
+from measure import RESULTS, declare_torchvision_operators, interleaved, machine, process_peak, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -220,14 +219,13 @@ def peak_memory(name: str, shape: Shape, precision: str, device: torch.device) -
     On a CPU this process must be a fresh one.
     """
     Peer(name, SHAPES["small"]._replace(batch=2, depth=1), device).train(precision)  # brings all libraries in
-    scale = 1024 if sys.platform == "linux" else 1  # of ru_maxrss to bytes
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    before = process_peak()
     peer = Peer(name, shape, device)
     for _ in range(3):
         peer.train(precision)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale - before) / 2**20
+    return (process_peak() - before) / 2**20
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure import RESULTS, interleaved, machine, save
+from measure import RESULTS, interleaved, machine, process_peak, save
 from rich.console import Console
 from rich.table import Table
 
@@ -106,18 +106,7 @@ def run(file: Path, images: int, folder: Path) -> dict[str, float]:
         on_epoch=lambda row: ends.append(time.perf_counter()),
         console=Console(quiet=True),
     )
-    return {"images": images, "seconds": ends[1] - ends[0], "bytes": peak_memory()}
-
-
-def peak_memory() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what `getrusage` tells there may be the parent's
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    return {"images": images, "seconds": ends[1] - ends[0], "bytes": process_peak()}
 
 
 def epochs(sizes: tuple[int, ...], rounds: int) -> list[dict[str, float]]:

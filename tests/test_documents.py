@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import reproduction_tables
+import tables
 
 from vitreous.recipe import RECIPES, recipe_names
 
@@ -33,10 +34,9 @@ def test_examples_run(outside, example):
     runpy.run_path(str(example), run_name="__main__")
 
 
-def test_the_readmes_tables_are_those_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))
-    assert tables["filled"]((ROOT / "README.md").read_text()) == (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("path", [tables.README, tables.MEASUREMENTS], ids=lambda path: path.name)
+def test_the_tables_are_those_of_the_results(path):
+    assert tables.filled(path, tables.saved()) == path.read_text()
 
 
 def test_the_tables_of_the_reproductions_are_those_of_the_results():

@@ -38,16 +38,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def products_are_faster(q: Tensor) -> bool:
     """Whether two matrix products beat `scaled_dot_product_attention` for q (B, h, N, d).
 
-    Milliseconds for forward and backward on two cores with avx512_bf16, torch 2.13 (`benchmarks/attention.py`):
+    Milliseconds for forward and backward on two cores with avx512_bf16 and on two with AVX2 alone, torch 2.13, fused
+    and as products (`benchmarks/attention.py`):
 
-        B, h, N, d          float32: fused, products     bfloat16: fused, products
-        128, 2, 49, 32                  8.1      4.4                18.6       2.9
-        128, 8, 65, 32                 53.0     41.6               105.6      17.4
-        32, 6, 197, 64                 58.7     64.4                71.9      31.6
-        64, 4, 256, 64                139.1    211.8               123.8      56.5
-        2, 12, 577, 64                 54.4     55.2                61.6      30.0
+        B, h, N, d         AVX-512: float32         bfloat16     AVX2: float32
+        256, 2, 17, 32                                              5.2    4.4
+        128, 2, 49, 32          8.1     4.4      18.6    2.9        8.2    8.5
+        128, 8, 65, 32         53.0    41.6     105.6   17.4       47.5   44.4
+        32, 6, 197, 64         58.7    64.4      71.9   31.6       80.8   96.0
+        64, 4, 256, 64        139.1   211.8     123.8   56.5      153.7  264.1
+        2, 12, 577, 64         54.4    55.2      61.6   30.0       77.5   81.9
 
-    Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
+    Forward alone, and on one core, fused wins on AVX2 from 37 tokens on. Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
     """
     most = 1024 if q.dtype == torch.bfloat16 else 128 if HAS_AVX512 else 32
     return q.device.type == "cpu" and q.shape[-2] <= most
