@@ -158,9 +158,7 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
     text = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         whole = job_module.Job.train
-        patch.setattr(
-            job_module.Job, "train", lambda self, console, _, on_epoch: whole(self, console, interrupt, on_epoch)
-        )
+        patch.setattr(job_module.Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
     assert stopped.results is None and f"vitreous train --resume --out {out}" in text.getvalue()
     assert sorted(path.name for path in out.iterdir()) == ["fold-1", "fold-2", "recipe.yaml"]
