@@ -25,7 +25,9 @@ def table(experiment: Experiment, results: list[Result]) -> str:
     for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
         groups.setdefault(place(experiment, result), []).append(result)
     text = markdown(HEAD, [reported(experiment), *(row(experiment, group) for group in groups.values())])
-    return "\n".join([text, *spread(results), *(counted(results) if results else ["", "Not measured yet."])])
+    return "\n".join(
+        [text, *spread(experiment, results), *(counted(results) if results else ["", "Not measured yet."])]
+    )
 
 
 def place(experiment: Experiment, result: Result) -> tuple:
@@ -67,9 +69,10 @@ def reported(experiment: Experiment) -> list[str]:
     return ["reported", f"{experiment.parameters:,}", "", epochs, top1, "1", loss, said.get("time", ""), "", ""]
 
 
-def spread(results: list[Result]) -> list[str]:
+def spread(experiment: Experiment, results: list[Result]) -> list[str]:
     """Between which figures the seeds of the faithful form lie, where there are several."""
-    top1 = [100 * result["test"]["top1"] for result in results if result.get("fixed") == []]
+    faithful = [result for result in results if "ours" not in result and not result["fixed"]]
+    top1 = [100 * result["test"]["top1"] for result in faithful if _passes(result) == experiment.epochs]
     if len(top1) < 3:
         return []
     return ["", f"By seed, the faithful runs lie between {min(top1):.1f} and {max(top1):.1f}% (n = {len(top1)})."]
