@@ -9,7 +9,7 @@ from reproductions.__main__ import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 README, MEASUREMENTS = ROOT / "README.md", ROOT / "docs" / "measurements.md"
-EXPLAINED = ("mnist", "digits-attention", "cifar-attention", "cifar-cls")
+EXPLAINED = ("mnist", "cifar10", "cifar100", "digits-attention")
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
     "probe_cls_mean": "DeiT-Tiny, a probe of class token and mean",
