@@ -49,7 +49,8 @@ def products_are_faster(q: Tensor) -> bool:
         64, 4, 256, 64        139.1   211.8     123.8   56.5      153.7  264.1
         2, 12, 577, 64         54.4    55.2      61.6   30.0       77.5   81.9
 
-    Forward alone, and on one core, fused wins on AVX2 from 37 tokens on. Past 1,024 tokens the (N, N) weights cost too much memory. GPUs have fused kernels for all of these.
+    Forward alone, and on one core, fused wins on AVX2 from 37 tokens on. Past 1,024 tokens the (N, N) weights cost too
+    much memory. GPUs have fused kernels for all of these.
     """
     most = 1024 if q.dtype == torch.bfloat16 else 128 if HAS_AVX512 else 32
     return q.device.type == "cpu" and q.shape[-2] <= most
