@@ -58,3 +58,12 @@ def test_the_content_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypa
     write_json(tmp_path / "x.json", {"a": [1, None]})
     assert calls == ["fsync", "replace", "fsync"]  # the last one is of the folder
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1, None]}
+
+
+def test_memory_that_ran_out_while_writing_is_not_blamed_on_the_file(tmp_path):
+    def write(part):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        replace_file(tmp_path / "x", write)
+    assert not list(tmp_path.iterdir())

@@ -123,6 +123,13 @@ def test_it_answers_by_its_name(folder, tmp_path):
     assert sum(answer.probabilities) == pytest.approx(1, abs=1e-4)
 
 
+def test_it_knows_the_data_it_was_trained_on(at_home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        evaluate("mnist", device="cpu")["count"] == read(at_home / "models" / "mnist" / "results.json")["test"]["count"]
+    )
+
+
 def test_it_still_scores_what_it_says(folder):
     """Within four standard errors of a share of so few images: by chance less than one sample in 10,000 is further."""
     kept = os.environ.get("VITREOUS_DATA")

@@ -17,8 +17,10 @@ from vitreous.data.stores import SAMPLE, Images, header_shape, identity
 log = logging.getLogger("vitreous")
 
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SPLITS |= {"training": "train", "testing": "test"}
+SPLITS = {
+    **{"train": "train", "training": "train", "test": "test", "testing": "test"},
+    **{"val": "val", "valid": "val", "validation": "val"},
+}
 LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
 
 
