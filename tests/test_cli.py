@@ -128,9 +128,11 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert "layer_decay: 0.75" in (tmp_path / "b" / "recipe.yaml").read_text()
 
     image = work / "photos" / "test" / "bee" / "002.png"
-    code, out, err = vitreous("embed", "run", "photos", "--split", "test", "--out", tmp_path / "f", "--nearest", image)
+    code, out, err = vitreous(
+        "embed", "run", "photos", "--split", "test", "--out", tmp_path / "f.parquet", "--nearest", image
+    )
     lines = out.splitlines()
-    assert (code, err) == (0, "") and (tmp_path / "f").is_file()
+    assert (code, err) == (0, "") and (tmp_path / "f.parquet").is_file()
     assert lines[0].startswith("test: 12 images, 16 features; 5-NN ") and lines[0].endswith("neighbours from train")
     assert lines[2] == "1.0000  bee  photos/test/bee/002.png" and len(lines) == 7
     code, out, _ = vitreous("embed", "run", "--k", 1)
@@ -239,7 +241,7 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
     assert json.loads((tmp_path / "all" / "results.json").read_text())["train"]["count"] == 36
     assert (work / "run" / "results.json").read_bytes() == before
     code, _, err = vitreous("evaluate", "run", "--out", "run")
-    assert code == 2 and "run holds a run, whose results.json stays as it is" in err
+    assert code == 2 and "run holds a run, whose files stay as they are" in err
     assert (work / "run" / "results.json").read_bytes() == before
 
 
@@ -373,6 +375,16 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("evaluate run --split holdout", "photos has no split 'holdout': use train or val or test"),
         ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
         ("evaluate run --out r.yaml", "r.yaml is a file: name a folder with --out"),
+        ("evaluate run --out run/model", "run/model holds a trained model, whose files stay as they are: name another"),
+        ("look run --out run/look", "run holds a run, whose files stay as they are: name another place"),
+        ("explain run photos/test/ant --out run", "run holds a run"),
+        ("explain run photos/test/ant --out photos/test/ant", "photos/test/ant holds images that are to be explained"),
+        ("walk run photos/test/ant/000.png --out photos/test/ant/000.png", "photos/test/ant/000.png does not end in"),
+        ("predict run photos --csv photos/test/ant/000.png", "photos/test/ant/000.png does not end in .csv"),
+        ("compare run --out run/results.json", "run/results.json does not end in .html"),
+        ("embed run --out run/results.json", "run/results.json does not end in .parquet"),
+        ("embed run --out photos/x.parquet", "photos/x.parquet lies within the data, of which it would become a part"),
+        ("export run timm --out run/model", "run/model holds a trained model, whose files stay as they are"),
         ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),

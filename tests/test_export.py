@@ -368,6 +368,16 @@ def test_a_file_is_not_overwritten_by_a_folder(vitreous, run, tmp_path):
     assert code == 2 and err.endswith("x is a file: name a folder with --out\n")
 
 
+def test_no_export_takes_the_place_of_a_model(tmp_path):
+    tiny_bundle().save(tmp_path / "bundle")
+    before = (tmp_path / "bundle" / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="bundle holds a trained model, whose files stay as they are"):
+        export_run(tmp_path / "bundle", "timm", out=tmp_path / "bundle")
+    assert (tmp_path / "bundle" / "config.json").read_bytes() == before
+    for _ in range(2):  # over an export of before
+        export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
+
+
 def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):
     monkeypatch.setattr(graphs, "find_spec", lambda name: None if name == "onnxscript" else 1)
     code, _, err = vitreous("export", run, "onnx")

@@ -3,11 +3,15 @@
 import errno
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from vitreous.files import replace_file, write_json
+from vitreous.files import check_file, check_folder, replace_file, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):
@@ -26,8 +30,18 @@ def torchs_way(part):
     raise RuntimeError("[enforce fail at inline_container.cc:664]\nand a trace of C++")
 
 
+def safetensors_way(part):
+    part.write_text("half")
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
 @pytest.mark.parametrize(
-    ("write", "reason"), [(full, "No space left on device"), (torchs_way, r"\[enforce fail at .*")]
+    ("write", "reason"),
+    [
+        (full, "No space left on device"),
+        (torchs_way, r"\[enforce fail at .*"),
+        (safetensors_way, r"No space left on device \(os error 28\)"),
+    ],
 )
 def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path, write, reason):
     file = tmp_path / "x.txt"
@@ -67,3 +81,84 @@ def test_memory_that_ran_out_while_writing_is_not_blamed_on_the_file(tmp_path):
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         replace_file(tmp_path / "x", write)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_stays_a_link_to_the_new_file(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "x.txt").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "x.txt")
+    (tmp_path / "new").symlink_to(tmp_path / "far" / "y.txt")  # where nothing is yet
+    for name in ("link", "new"):
+        replace_file(tmp_path / name, lambda part: part.write_text("new"))
+        assert (tmp_path / name).is_symlink() and (tmp_path / name).read_text() == "new"
+    assert sorted(path.name for path in (tmp_path / "far").iterdir()) == ["x.txt", "y.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe = tmp_path / "x.csv"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_file(pipe, ".html")
+    replace_file(pipe, lambda part: part.write_text("new"))
+    assert os.read(reader, 100) == b"new" and pipe.is_fifo()
+    os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
+def test_the_commands_own_output_is_written_to_even_where_it_goes_to_a_file(tmp_path):
+    code = "from pathlib import Path; from vitreous.files import check_file, replace_file; out = Path('/dev/stdout')\n"
+    code += "check_file(out, '.csv'); replace_file(out, lambda part: part.write_text('new'))"
+    with (tmp_path / "x").open("w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True, timeout=60)
+    assert (tmp_path / "x").read_text() == "new" and Path("/dev/stdout").is_symlink()
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A run and a trained model by themselves, as far as their names tell them."""
+    for name in ("run/recipe.yaml", "run/data.json", "run/report.html", "run/model/config.json", "bundle/config.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('{\n  "preprocess": {}\n}' if name.endswith("config.json") else "{}")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "photo.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "suffix", "reason"),
+    [
+        ("photo.png", ".html", "photo.png does not end in .html, as what is written there must: name another file"),
+        ("link.csv", ".csv", "link.csv does not end in .csv"),
+        ("bundle", ".html", "bundle is a folder: name a file, such as "),
+        ("run/report.html", ".html", "run holds a run, whose files stay as they are: name another place"),
+        ("bundle/x.html", ".html", "bundle holds a trained model, whose files stay as they are: name another place"),
+    ],
+)
+def test_a_file_takes_the_place_of_nothing_else(kept, file, suffix, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_file(kept / file, suffix)
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [
+        ("run/report.html", "report.html is a file: name a folder with --out"),
+        ("run", "run holds a run, whose files stay as they are: name another place"),
+        ("run/new", "run holds a run"),
+        ("run/model", "model holds a trained model"),
+        ("bundle", "bundle holds a trained model"),
+    ],
+)
+def test_a_folder_to_write_is_no_runs_and_no_models(kept, folder, reason):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        check_folder(kept / folder)
+
+
+def test_other_places_are_free(kept):
+    (kept / "recipe.yaml").write_text("epochs: 3")  # of the user's
+    (kept / "hub").mkdir()
+    (kept / "hub" / "config.json").write_text('{"label2id": {"preprocess": 0}}')
+    for file in ("x.html", "X.HTML", "new/x.html", "hub/x.html"):
+        check_file(kept / file, ".html")
+    for folder in ("new", "hub", "run/export/onnx", "."):
+        check_folder(kept / folder)

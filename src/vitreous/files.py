@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and what they must not take the place of."""
 
 import json
 import os
@@ -6,28 +6,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is told from a recipe that lies somewhere
+
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, flush it to the disk, and move it there.
 
-    No reader sees half a file and no power cut leaves one; when writing fails, what was there stays. Raises OSError.
+    No reader sees half a file and no power cut leaves one; when writing fails, what was there stays. A link stays a
+    link to the new file; what is no file, such as a pipe, is written to itself. Raises OSError.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    if is_stream(path):
+        write(path)
+        return
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
     try:
         write(part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
-    except RuntimeError as error:  # what torch and safetensors make of a full disk
+    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of a full disk
         if "memory" in str(error):  # of what was to be written
             raise
-        raise OSError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0].removeprefix("Error while serializing: I/O error: ")
+        raise OSError(f"cannot write {path}: {reason}") from error
     finally:
         part.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = os.open(target.parent, os.O_RDONLY)
     os.fsync(folder)  # the move, too
     os.close(folder)
 
@@ -35,3 +45,40 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Indented."""
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is a pipe, a device or the command's own output, which no file may replace."""
+    return path.parent == Path("/dev") or (path.exists() and not path.is_file())
+
+
+def check_file(path: Path, suffix: str) -> None:
+    """Raises ValueError for a place where a file of this suffix would take the place of something else.
+
+    It must not be a folder, nor a file of another kind, nor one of a run's or a trained model's.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")
+    if is_stream(path):
+        return
+    if Path(os.path.realpath(path)).suffix.lower() != suffix:
+        raise ValueError(f"{path} does not end in {suffix}, as what is written there must: name another file")
+    _check_place(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Raises ValueError for a folder to write that is a file, or is within a run's or a trained model's."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file: name a folder with --out")
+    _check_place(path)
+    _check_place(path.resolve().parent)
+
+
+def _check_place(folder: Path) -> None:
+    config, kept = folder / "config.json", ""
+    if (folder / "recipe.yaml").is_file() and any((folder / name).exists() for name in BESIDE_RECIPE):
+        kept = "a run"
+    elif config.is_file() and '"preprocess": {' in config.read_text(errors="replace"):
+        kept = "a trained model"
+    if kept:
+        raise ValueError(f"{folder} holds {kept}, whose files stay as they are: name another place")

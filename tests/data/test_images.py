@@ -2,6 +2,8 @@
 
 import mmap
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -132,6 +134,24 @@ def test_datasets_of_every_item_kind_give_the_same_pixels(convert):
     assert made.train.images.shape == (3, 8, 8) and made.train.images.channels == 3
     np.testing.assert_array_equal(made.train.images.read(np.arange(6), preprocess_of()), expected)
     assert made.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+class OneHandle(Pairs):
+    """A dataset that reads through one file handle, as torch allows: with a worker process each has its own."""
+
+    def __getitem__(self, row):
+        self.place = row
+        time.sleep(1e-4)  # another thread may come between
+        return self.images[self.place], self.labels[row]
+
+
+def test_a_dataset_is_read_by_one_thread_at_a_time():
+    expected = pixels(64)
+    images = ImageSet.from_dataset(OneHandle(expected, [0, 1] * 32, targets=[0, 1] * 32)).train.images
+    images = pickle.loads(pickle.dumps(images))  # a lock does not travel to a worker; it gets another
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda row: images.take([row]).read([0], preprocess_of())[0], range(64)))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_targets_of_a_dataset_save_reading_its_images():

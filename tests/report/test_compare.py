@@ -133,4 +133,4 @@ def test_the_command_prints_both_tables_and_writes_the_page(runs, tmp_path, monk
         2, "vitreous: nowhere is no finished run, it has no results.json: train it to the end, or leave it out\n",
     )  # fmt: skip
     code, _, err = vitreous("a", "--out", tmp_path)
-    assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file with --out")
+    assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")

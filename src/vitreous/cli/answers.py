@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Device, Revision, RunArgument, refuse_file
+from vitreous.cli.options import Architecture, Device, Revision, RunArgument
 from vitreous.cli.output import report_broken, results_table
 
 
@@ -25,15 +25,14 @@ def evaluate(
     from rich.console import Console
 
     from vitreous.evaluation import judge_run
+    from vitreous.files import check_folder, write_json
 
-    refuse_file(out)
-    if out is not None and (out / "recipe.yaml").exists():
-        raise ValueError(f"{out} holds a run, whose results.json stays as it is: name another folder with --out")
+    if out is not None:
+        check_folder(out)
     judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if out is not None:
         from vitreous.device import pick_device, pick_precision
-        from vitreous.files import write_json
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
 
@@ -59,11 +58,14 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
+    from vitreous.files import check_file
     from vitreous.prediction import image_files, write_csv, write_json_lines, write_text
     from vitreous.prediction import predict as ask
 
     if json_lines and csv_file:
         raise ValueError("--json and --csv exclude each other: use one of them")
+    if csv_file:
+        check_file(csv_file, ".csv")
     broken: list = []
     answers = ask(run, image_files(images), top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
@@ -91,10 +93,13 @@ def embed(
     from vitreous.data.sources import load
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data
+    from vitreous.files import check_file
 
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a folder: name a file, such as {out / 'features.parquet'}")
+    if out is not None:
+        check_file(out, ".parquet")
     images = load(data, skip_broken=skip_broken) if data else own_data(run)
+    if out is not None and Path(images.source) in (out.resolve(), *out.resolve().parents):
+        raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     if split not in images.splits:
         raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
     bundle = load_features(run, arch, revision)

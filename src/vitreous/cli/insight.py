@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Device, RunArgument, refuse_file
+from vitreous.cli.options import Device, RunArgument
 from vitreous.cli.output import report_broken
 
 
@@ -27,11 +27,14 @@ def explain(
     from vitreous.explain.explanations import explain as ask
     from vitreous.explain.explanations import stems, write_explanation
     from vitreous.explain.methods import DEFAULT
+    from vitreous.files import check_folder
     from vitreous.prediction import image_files
     from vitreous.weights import Bundle, find_bundle
 
-    refuse_file(out)
+    check_folder(out)
     files = image_files(images)
+    if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
+        raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     stem_of = dict(zip(map(str, files), stems(files, out), strict=True))
     bundle, broken = Bundle.load(find_bundle(run)), []
     options = {"method": method or DEFAULT, "target": target, "layer": layer, "head": head, "curves": curves}
@@ -51,8 +54,9 @@ def look(
 ) -> None:
     """Draw a model itself: filters, positions, how far its heads look, its tokens by depth."""
     from vitreous.explain.look import look as draw
+    from vitreous.files import check_folder
 
-    refuse_file(out)
+    check_folder(out)
     draw(run, data, out=out, count=count, device=device)
     print(f"pictures: {out}")
 
@@ -65,5 +69,7 @@ def walk(
 ) -> None:
     """Follow one image through a model, on a page: every step with its shape, its equation and its code."""
     from vitreous.explain.walk import walk as follow
+    from vitreous.files import check_file
 
+    check_file(out, ".html")
     print(f"page: {follow(run, image, out=out, device=device)}")

@@ -50,10 +50,11 @@ def compare(
     """Put finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
     from rich.console import Console
 
+    from vitreous.files import check_file
     from vitreous.report.compare import compare_page, read_run, render
 
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a folder: name a file with --out, such as {out / 'compare.html'}")
+    if out is not None:
+        check_file(out, ".html")
     read = [read_run(run) for run in runs]
     console = Console()
     for table in render(read):

@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -204,13 +205,16 @@ class DatasetImages(Images):
 
     def __init__(self, dataset):
         super().__init__(len(dataset))
-        self.dataset = dataset
+        self.dataset, self._lock = dataset, threading.Lock()
 
     def key(self) -> None:
         return None
 
     def _image(self, row: int) -> Image.Image | np.ndarray:
-        image = self.dataset[row][0]
+        with self._lock:  # a dataset need not bear being read by several threads at once
+            image = self.dataset[row][0]
+            if isinstance(image, Image.Image):
+                image.load()  # of a file that the dataset may hold open
         return image if isinstance(image, Image.Image) else as_pixels(image[None])[0]
 
     def _fit(self, row, preprocess):
@@ -223,6 +227,12 @@ class DatasetImages(Images):
 
     def _name(self, row):
         return f"{type(self.dataset).__name__}: row {row}"
+
+    def __getstate__(self):
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state | {"_lock": threading.Lock()})
 
 
 def as_pixels(images) -> np.ndarray:

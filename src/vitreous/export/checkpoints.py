@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitreous.export.graphs import Answer
-from vitreous.files import write_json
+from vitreous.files import replace_file, write_json
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle, from_huggingface, from_timm, load_weights
@@ -226,7 +226,7 @@ def _one_if_square(pair: tuple[int, int]) -> int | tuple[int, int]:
 
 def _write(folder: Path, weights: Weights, content: dict[str, Any]) -> Answer:
     apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    save_file(apart, folder / WEIGHTS, metadata={"format": "pt"})
+    replace_file(folder / WEIGHTS, lambda part: save_file(apart, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, content)
     read, _ = load_weights(folder)
     return lambda pixels: read.model(read.preprocess.normalise(pixels))

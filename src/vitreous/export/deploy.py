@@ -11,7 +11,7 @@ from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
 from vitreous.export.graphs import NEEDED, check_installed, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
-from vitreous.files import write_json
+from vitreous.files import check_folder, write_json
 from vitreous.weights import Bundle, find_bundle
 
 RECEIPT = "parity.json"
@@ -50,8 +50,7 @@ def export_run(
     if out is None and home != Path(run):
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
     folder = Path(out) if out is not None else home / "export" / form
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: name a folder with --out")
+    check_folder(folder)
     bundle = Bundle.load(source)
 
     def before(pixels: Tensor) -> Tensor:
