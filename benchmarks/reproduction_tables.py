@@ -25,9 +25,7 @@ def table(experiment: Experiment, results: list[Result]) -> str:
     for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
         groups.setdefault(place(experiment, result), []).append(result)
     text = markdown(HEAD, [reported(experiment), *(row(experiment, group) for group in groups.values())])
-    return "\n".join(
-        [text, *spread(experiment, results), *(counted(results) if results else ["", "Not measured yet."])]
-    )
+    return "\n".join([text, *spread(experiment, results), *counted(results), *missing(results)])
 
 
 def place(experiment: Experiment, result: Result) -> tuple:
@@ -76,6 +74,13 @@ def spread(experiment: Experiment, results: list[Result]) -> list[str]:
     if len(top1) < 3:
         return []
     return ["", f"By seed, the faithful runs lie between {min(top1):.1f} and {max(top1):.1f}% (n = {len(top1)})."]
+
+
+def missing(results: list[Result]) -> list[str]:
+    """That nothing has been run, or nothing but ours, where that is so."""
+    if any("ours" not in result for result in results):
+        return []
+    return ["", "The original has not been run here yet." if results else "Not measured yet."]
 
 
 def counted(results: list[Result]) -> list[str]:

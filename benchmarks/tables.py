@@ -1,6 +1,7 @@
 """Write the tables of README.md and docs/measurements.md from benchmarks/results/*.json: python benchmarks/tables.py"""
 
 import json
+import statistics
 from pathlib import Path
 
 from measure import RESULTS, markdown, replaced
@@ -9,7 +10,13 @@ from reproductions.__main__ import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 README, MEASUREMENTS = ROOT / "README.md", ROOT / "docs" / "measurements.md"
-EXPLAINED = ("mnist", "cifar10", "cifar100", "digits-attention")
+EXPLAINED = {
+    "mnist": "models/mnist",
+    "cifar10": "models/cifar10",
+    "cifar100": "models/cifar100",
+    "digits-attention": "recipe digits",
+}
+PHOTOGRAPHS = "paper-b16-pizza--ours--pizza--5-folds--0"  # the result of recipe pizza
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
     "probe_cls_mean": "DeiT-Tiny, a probe of class token and mean",
@@ -30,12 +37,13 @@ def headline(results: dict[str, dict]) -> str:
     )
 
 
-def speed(peers: dict, augment: dict, loading: dict) -> str:
-    """How many times as fast as what else a user would pick, each at its better precision."""
+def speed(peers: dict, larger: dict, augment: dict, loading: dict) -> str:
+    """How many times as fast as what else a user would pick, each at its better precision, and all in float32."""
     faster: dict[str, float] = {}
     for row in peers["rows"]:
         times = row["training"]["ours_by_default_is_faster_by"]
         faster[row["name"]] = min(faster.get(row["name"], times), times)
+    level = [in_float32(results) for results in (peers, larger)]
     light, strong = (
         next(row["ours_is_faster_by"] for row in augment["rows"] if wanted == (row["side"], row["policy"], row["name"]))
         for wanted in ((32, policy, "torchvision, pictures") for policy in ("light", "strong"))
@@ -44,10 +52,29 @@ def speed(peers: dict, augment: dict, loading: dict) -> str:
     return (
         f"As it comes, it trains a 32 px model {faster['timm']:.2f} times as fast as timm, "
         f"{faster['transformers']:.2f} times as fast as transformers and {faster['vit-pytorch']:.2f} times as fast as "
-        "vit-pytorch at their better precisions, on a processor with units for bf16. It augments 32 px images "
-        f"{light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) as fast as torchvision "
-        f"image by image, and from the second epoch on it hands out a folder of JPEGs {later:.0f} times as fast as a "
-        "DataLoader that decodes them."
+        "vit-pytorch at their better precisions, on a processor with units for bf16. In float32 all are close "
+        f"together: it is {level[0]} times as fast as the others, {level[1]} times with a ViT-{larger['model']} at "
+        f"{larger['shape']['side']} px. It augments 32 px images {light:.0f} times (a flip and a shift) and "
+        f"{strong:.0f} times (RandAugment and more) as fast as torchvision image by image, and from the second epoch "
+        f"on it hands out a folder of JPEGs {later:.0f} times as fast as a DataLoader that decodes them."
+    )
+
+
+def in_float32(peers: dict) -> str:
+    """Between which figures the peers' ratios in training lie: how many times as fast ours is."""
+    rows = [row for row in peers["rows"] if row["precision"] == "float32" and row["name"] != "vitreous"]
+    return between([row["training"]["ours_is_faster_by"] for row in rows], "{:.2f}")
+
+
+def photographs(scratch: dict, tuned: dict) -> str:
+    """What few photographs give a model from scratch, and one that starts from trained weights."""
+    ours = f"{100 * scratch['top1_mean']:.2f} ± {100 * scratch['top1_sd']:.2f}% ({scratch['n']} folds)"
+    r = tuned["finetune"]
+    theirs = f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}% ({r['n'] // 5} x 5 folds)"
+    return (
+        f"On {sum(scratch['count'])} photographs of three classes a model from scratch has {ours} and a fine-tuned "
+        f"DeiT-Tiny {theirs}; the settings of both were chosen on these images. For few photographs of common things, "
+        "use `--from`."
     )
 
 
@@ -56,24 +83,26 @@ def recipe_table(results: list[dict]) -> str:
     rows = []
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
-        seconds = f"{min(r['train_seconds']):.0f} to {max(r['train_seconds']):.0f}"
+        seconds, units = between(r["train_seconds"], "{:.0f}"), "with" if has_bf16(r["machine"]) else "without"
         passes = f"{r['passes']:.1f}" if "passes" in r else r["epochs"]
         top1 = f"{100 * r['top1_mean']:.2f}{sd}"
-        rows.append([f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"], top1, r["n"], seconds])
-    return markdown(["command", "parameters", "passes", "precision", "test top-1, mean ± sd", "n", "seconds"], rows)
+        on = f"{threads(r['machine'])} {units} bf16"
+        rows.append([f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"], top1, r["n"], seconds, on])
+    head = ["command", "parameters", "passes", "precision", "test top-1, mean ± sd", "n", "seconds", "on"]
+    return markdown(head, rows)
 
 
 def peers_table(peers: dict) -> str:
     """Training and inference throughput, and how many times faster this library is with its default settings."""
-    rows = []
+    rows, peaks = [], all("peak_mib" in row["training"] for row in peers["rows"])  # the first results have none
     for row in peers["rows"]:
         cells = [row["name"], row["precision"]]
         for figures in (row["training"], row["inference"]):
             cells += [f"{figures['images_per_second']:.1f}", f"{figures['ours_by_default_is_faster_by']:.2f}"]
-        peak = row["training"].get("peak_mib")  # which the first results do not have
-        rows.append([*cells, "" if peak is None else f"{peak:,.0f}"])
+        rows.append([*cells, *([f"{row['training']['peak_mib']:,.0f}"] if peaks else [])])
     times, rates = "ours is so many times as fast", ("training, images/s", "inference, images/s")
-    return markdown(["model", "precision", rates[0], times, rates[1], times, "MiB in training"], rows)
+    memory = ["MiB in training"] if peaks else []
+    return markdown(["model", "precision", rates[0], times, rates[1], times, *memory], rows)
 
 
 def transfer_table(tuned: dict, own: dict) -> str:
@@ -85,7 +114,11 @@ def transfer_table(tuned: dict, own: dict) -> str:
         [images, way, f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}", r.get("n") or len(r["top1"])]
         for images, way, r in found
     ]
-    return markdown(["training images", "way", "test top-1, mean ± sd", "n"], rows)
+    folds = [fold for fold in tuned["finetune"]["top1"] if fold != "split"]
+    same = 100 * statistics.mean(tuned["probe_cls_mean"]["top1"][fold] for fold in folds)
+    table = markdown(["training images", "way", "test top-1, mean ± sd", "n"], rows)
+    beside = f"On the {len(folds)} folds of the fine-tuning, the probe of class token and mean has {same:.2f}%."
+    return f"{table}\n\n{beside}"
 
 
 def deployment_sentence(deployment: dict) -> str:
@@ -94,15 +127,14 @@ def deployment_sentence(deployment: dict) -> str:
         f"{100 * r['before']:.2f}% before and {100 * r['after']:.2f} after ({r['model']})" for r in deployment["top1"]
     ]
     ratios = [
-        f"{r['faster_than_torch_by']:.2f} at a batch of {r['batch']}"
+        f"{r['faster_than_torch_by']:.2f} times as fast as torch in float32 at a batch of {r['batch']}"
         for r in deployment["speed"]
         if r["form"] == "int8"
     ]
     model, machine = deployment["model"]["size"], deployment["machine"]
     return (
-        f"int8 on the digits' test images: {', '.join(top1)}. On {model} it is faster than torch in float32 by "
-        f"{' and '.join(ratios)} ({machine['processor']}, threads: {machine['threads']}; "
-        "`python benchmarks/deployment.py`)."
+        f"int8 on the digits' test images: {', '.join(top1)}. {model} in int8 is {', '.join(ratios)} "
+        f"({machine['processor']}, {threads(machine)}; `python benchmarks/deployment.py`)."
     )
 
 
@@ -134,6 +166,7 @@ def scaling_tables(scaling: dict) -> str:
             row["size"],
             f"{row['parameters']:,}",
             f"{row['tokens']:,}",
+            row["batch"],
             f"{1e3 * row['seconds']['median'] / row['batch']:.2f}",
         ]
         for row in scaling["models"] + scaling["tokens"]
@@ -145,7 +178,7 @@ def scaling_tables(scaling: dict) -> str:
         [
             f"The time of a step grows with the parameters to the power of {power['step by parameters']:.2f}, with the "
             f"tokens to the power of {power['step by tokens']:.2f}:",
-            markdown(["model", "parameters", "tokens", "ms an image"], steps),
+            markdown(["model", "parameters", "tokens", "batch", "ms an image"], steps),
             f"The time of an epoch grows with the images to the power of {power['epoch by images']:.2f}, the peak "
             f"memory to the power of {power['memory by images']:.2f}:",
             markdown(["images", "seconds an epoch", "peak memory, MB"], epochs),
@@ -158,14 +191,31 @@ def faithfulness_table(results: list[dict]) -> str:
     areas = [{name: found["difference"] for name, found in r["areas"].items()} for r in results]
     methods = sorted(areas[0], key=lambda name: -areas[0][name]["mean"])
     rows = [[f"`{name}`", *(f"{a[name]['mean']:.2f} ± {a[name]['se']:.2f}" for a in areas)] for name in methods]
-    return markdown(["method", *(f"{r['run']}, {r['images']} images, {r['top1']:.1%} right" for r in results)], rows)
+    return markdown(
+        ["method", *(f"{EXPLAINED[r['run']]}, {r['images']} images, {r['top1']:.1%} right" for r in results)], rows
+    )
+
+
+def between(values: list[float], form: str) -> str:
+    """From the smallest to the largest, or the one figure that all of them round to."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def threads(machine: dict) -> str:
+    return f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+
+
+def has_bf16(machine: dict) -> bool:
+    """Whether the processor has units for bf16: without them its products are far slower than in float32."""
+    return machine["matmul_gflops"]["bf16"] > machine["matmul_gflops"]["float32"]
 
 
 def describe(machine: dict) -> str:
     rates = machine["matmul_gflops"]
     return (
-        f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}, torch "
-        f"{machine['torch']}; plain matrix products: {rates['float32']} GFLOP/s in float32, {rates['bf16']} in bf16"
+        f"{machine['processor']}, {threads(machine)}, torch {machine['torch']}; plain matrix products: "
+        f"{rates['float32']} GFLOP/s in float32, {rates['bf16']} in bf16"
     )
 
 
@@ -182,9 +232,10 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
         "deployment": deployment_sentence(results["deployment"]),
         "faithfulness": faithfulness_table([results[f"faithfulness-{name}"] for name in EXPLAINED]),
     }
-    recipes = recipe_table([content for content in results.values() if "top1_mean" in content])
+    recipes = recipe_table([content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()])
     told = {"headline": headline(results), "results": recipes}
-    told["speed"] = speed(results["peers"], results["augment"], results["loading"])
+    told["photographs"] = photographs(results[PHOTOGRAPHS], results["fine-tuning"])
+    told["speed"] = speed(results["peers"], results["peers-Ti-16"], results["augment"], results["loading"])
     return {README: told, MEASUREMENTS: measured}
 
 
@@ -197,7 +248,8 @@ def filled(path: Path, results: dict[str, dict]) -> str:
 
 
 def saved() -> dict[str, dict]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    files = [*sorted(RESULTS.glob("*.json")), RESULTS / "reproductions" / f"{PHOTOGRAPHS}.json"]
+    return {path.stem: json.loads(path.read_text()) for path in files}
 
 
 if __name__ == "__main__":

@@ -370,6 +370,14 @@ def test_what_the_author_counted_stands_beside_what_is_right():
     assert text.endswith("Counted as the author did, the faithful runs have top-5 5.0 instead of 60.0.")
 
 
+def test_a_table_says_what_has_not_been_run():
+    lyon, ours = EXPERIMENTS["lyon-mnist"], result_of(command="vitreous train mnist --seed 0", ours="recipe")
+    assert table(lyon, []).endswith("\n\nNot measured yet.")
+    assert table(lyon, [ours]).endswith("\n\nThe original has not been run here yet.")
+    for results in ([result_of()], [ours, result_of(epochs=2)], [result_of(["final-norm"])]):
+        assert table(lyon, results).splitlines()[-1].startswith("| ")
+
+
 def test_a_document_without_a_place_for_a_table_is_noticed():
     with pytest.raises(AssertionError, match="0 places for <!-- results: lyon-mnist"):
         filled("no places", [])
