@@ -123,9 +123,14 @@ class OptimOptions(Section):
     weight_decay: NonNegativeFloat = 0.05
     """AdamW's decoupled decay, of matrices only: norms, biases, tokens and positions have none."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """AdamW: decay, a step, of the moving averages of the gradient and of its square."""
     muon_learning_rate: PositiveFloat = 0.02
+    """Muon's peak rate: the size of the singular values of a step, times the root of rows / columns where that is
+    above 1."""
     muon_weight_decay: NonNegativeFloat = 0.01
+    """Muon's decoupled decay: the share, times the rate, that a step takes from its matrices."""
     muon_momentum: Fraction = 0.95
+    """Muon: decay, a step, of the moving average of the gradient, with Nesterov's look ahead."""
     muon_split_qkv: bool = False
     """Muon: orthogonalise the maps of queries, keys and values one by one, not as one matrix."""
     muon_patches: bool = False
@@ -133,7 +138,8 @@ class OptimOptions(Section):
     batch_size: PositiveInt = 128
     """Images a step, over all processes."""
     accumulate: PositiveInt = 1
-    """Parts in which a batch is computed, one after the other, to save memory."""
+    """Parts in which a batch is computed, one after the other, to save memory. The gradient is the same; only a
+    convolutional stem differs a little, as its batch norm sees one part at a time."""
     schedule: Literal["cosine", "linear", "onecycle", "constant"] = "cosine"
     """The rate after warm-up. `onecycle`: up to the peak over 30% of all steps and down to nothing, both by cosine;
     it brings its own warm-up."""
@@ -144,6 +150,7 @@ class OptimOptions(Section):
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient."""
     label_smoothing: Fraction = 0.0
+    """Share of the target that is spread evenly over all classes: 0.05 asks for about 95% certainty; 0: none."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor of the peak rate from one layer to the one before it: the head has the whole rate, the last block this
     share of it, the embedding the least (Bao et al. 2022, BEiT)."""
