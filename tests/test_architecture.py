@@ -15,7 +15,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 # From the command line down to what knows nothing of us: a part may import from lower lines only.
 LAYERS = [
     {"__main__"},
-    {"cli", "serve"},
+    {"cli"},
     {"train"},
     {"report", "export"},
     {"explain"},
@@ -114,11 +114,12 @@ def test_the_model_knows_nothing_of_us():
 
 
 def test_using_a_model_never_imports_training():
-    using = "prediction card evaluation embedding export explain serve report weights data"
+    using = "prediction card evaluation embedding export explain report weights data"
     for name in using.split():
         for path in FILES:
             if part_of(name_of(path)) == name:
                 assert not any(part_of(module) == "train" for module in ours(imports_of(path))), path.name
+    assert set(using.split()) <= {part_of(name_of(path)) for path in FILES}
 
 
 @pytest.mark.parametrize(("package", "allowed"), ONLY_IN.items())

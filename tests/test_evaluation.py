@@ -1,6 +1,7 @@
 """Figures of a model on a split: the right images with the right labels, by class name."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_ima
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate, judge, own_data
+from vitreous.evaluation import evaluate, judge, judge_run, own_data
 from vitreous.metrics import classification_metrics
 from vitreous.train.run import fit
 
@@ -59,6 +60,14 @@ def test_figures_are_those_of_the_split(bundle):
 def test_test_is_the_split_unless_another_is_named(bundle):
     data = tiny_set()
     assert evaluate(bundle, data, **EXACT) == evaluate(bundle, data, split="test", **EXACT)
+
+
+def test_without_test_images_those_for_validation_are_judged_else_all(bundle):
+    data = replace(tiny_set(), val=tiny_set().test, test=None)
+    assert data.judged == "val" and evaluate(bundle, data, **EXACT)["count"] == 12
+    data = replace(data, val=None)
+    assert data.judged == "train" and judge_run(bundle, data, **EXACT).name == "train"
+    assert tiny_set().judged == "test"
 
 
 def test_logits_and_labels_come_with_the_figures(bundle):
@@ -124,6 +133,18 @@ def test_a_run_is_judged_on_its_own_data_split_as_it_was(run):
     assert evaluate(run.folder, split="train", **EXACT)["count"] == 27
     data = own_data(run.folder)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 27, "val": 9, "test": 12}
+
+
+def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(quiet=True))
+    counts = {name: len(split) for name, split in own_data(run.folder).splits.items()}
+    first = next(folder.rglob("*.png"))
+    first.with_name("another.png").write_bytes(first.read_bytes())
+    assert len(load(folder).divided(recipe.data).train) == counts["train"]  # as many as before
+    with pytest.raises(ValueError, match=rf"^{folder} has changed since {run.folder} was trained on it"):
+        evaluate(run.folder, split="val", **EXACT)
 
 
 def test_other_data_may_be_named(run, tmp_path):

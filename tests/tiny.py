@@ -16,7 +16,8 @@ from vitreous.recipe import Recipe, make_recipe
 from vitreous.weights import Bundle
 
 CLASSES = ("ant", "bee", "cat")
-TIMES = ("train_seconds", "total_seconds", "seconds", "images_per_second", "peak_memory")  # what no two runs share
+# what no two runs share
+TIMES = ("train_seconds", "total_seconds", "val_seconds", "seconds", "images_per_second", "peak_memory")
 
 
 def stripes(count: int = 48, classes: int = 3, channels: int = 1, side: int = 8, seed: int = 0):

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 
+from vitreous.data.sources import HUB
 from vitreous.files import replace_file, write_json
+from vitreous.metrics import top1_interval
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, find_bundle, read_config
 
 CARD = "README.md"
-ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision")  # the rest is of one machine
+# the rest is of one machine
+ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
 
 HUB_HEADER = """---
 library_name: vitreous
@@ -94,22 +97,20 @@ def card(folder: Path, repo: str | None = None) -> str:
         f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
         f"Measured on images like those it was trained on; on others it will do worse. {probabilities}",
     ]
-    origin, alone = "trained from scratch", " and nothing else"
-    if recipe.start.weights:
-        own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
-        origin, alone = f"{own} `{Path(recipe.start.weights).name}`", ""
+    alone = "" if recipe.start.weights else " and nothing else"
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
     home = name if repo else f"models/{name}"
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
     judge = f"vitreous evaluate {name} {source or 'DATA'}"
+    judge += "  # fetches the images once" if source in HUB else ""
     again = f"vitreous train {'' if source else 'DATA '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
         again += f" --from path/to/{weights}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
-A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin} on \
+A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe)} on \
 {counts["train"]:,} of its images{alone}.
 {headline(results)}
 
@@ -136,7 +137,7 @@ for answer in vt.predict("{name}", "photo.jpg"):
 
 ## Measured
 
-{measured(results, counts)}
+{measured(results)}
 
 ## Trained
 
@@ -174,27 +175,38 @@ def headline(results: dict[str, Any]) -> str:
     return "There were neither test nor validation images: how good it is has not been measured."
 
 
-def measured(results: dict[str, Any], counts: dict[str, int]) -> str:
-    """What was measured on which images, how sure it is, and how the weights were chosen."""
+def origin(recipe: Recipe) -> str:
+    """What the training began with, in words."""
+    if not recipe.start.weights:
+        return "trained from scratch"
+    own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
+    return f"{own} {Path(recipe.start.weights).name}"
+
+
+def chosen(results: dict[str, Any]) -> str:
+    """How the weights of a run were chosen."""
     if "probe" in results:
-        chosen = f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}."
-    elif results["val"] is None:
-        chosen = f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
-    else:
-        chosen = (
-            f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by "
-            f"{counts['val']:,} validation images (top-1 {results['val']['top1']:.2%})."
-        )
-    seed = f"One run, seed {results['seed']}. {chosen}"
+        return f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}."
+    if results["val"] is None:
+        return f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
+    return (
+        f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by "
+        f"{results['val']['count']:,} validation images (top-1 {results['val']['top1']:.2%})."
+    )
+
+
+def measured(results: dict[str, Any]) -> str:
+    """What was measured on which images, how sure it is, and how the weights were chosen."""
+    seed = f"One run, seed {results['seed']}. {chosen(results)}"
     if results["test"] is None:
         return f"There were no test images. {seed}"
-    error = 100 * standard_error(results.get("float16", results["test"]))
+    low, high = top1_interval(results.get("float16", results["test"]))
     return f"""On the {results["test"]["count"]:,} test images, which chose nothing, computed in {results["precision"]}:
 
 {figures(results)}
 
 {seed}
-Another draw of as many test images would move top-1 by about {error:.2f} points."""
+95% interval of top-1, by the number of test images: {low:.1%} to {high:.1%}."""
 
 
 def figures(results: dict[str, Any]) -> str:
@@ -224,14 +236,12 @@ def settings(recipe: Recipe) -> str:
 
 
 def hardware(environment: dict[str, Any]) -> str:
+    """On what a run was trained: `environment.json` in words."""
+    processes = environment["processes"]
     if environment["device"] != "cpu":
-        return f"one {environment['device']}"
-    return f"{environment['processor']}, {environment['threads']} threads"
-
-
-def standard_error(test: dict[str, Any]) -> float:
-    """Of a share measured on so many images."""
-    return (test["top1"] * (1 - test["top1"]) / test["count"]) ** 0.5
+        return f"{'one' if processes == 1 else processes} {environment['device']}"
+    threads = f"{environment['threads']} thread{'s' * (environment['threads'] > 1)}"
+    return f"{environment['processor']}, {f'{processes} processes of ' * (processes > 1)}{threads}"
 
 
 def read(file: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitreous.data.check import differs
 from vitreous.data.images import Images, ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
@@ -77,8 +78,8 @@ def evaluate(
 ) -> dict:
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
-    split: `test`, `val` or `train`; by default `test`, or all images where they are not split. The run's own data is
-    split as it was in training. Raises ValueError for a split that is not there, or a class that the model lacks.
+    split: `test`, `val` or `train`; by default the first of these that there is. The run's own data is split as it was
+    in training. Raises ValueError for a split that is not there, or a class that the model lacks.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
 
@@ -98,8 +99,7 @@ def judge_run(
     if data is None:
         data = own_data(run)
     image_set = data if isinstance(data, ImageSet) else load(data, skip_broken=skip_broken)
-    if split is None:
-        split = "test" if len(image_set.splits) > 1 else next(iter(image_set.splits))
+    split = image_set.judged if split is None else split
     chosen = image_set.splits.get(split)
     if chosen is None:
         raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
@@ -126,8 +126,7 @@ def own_data(run: Path | str | Bundle) -> ImageSet:
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken)
     data = data.divided(options)
-    trained_on = json.loads((folder / "data.json").read_text())["counts"]
-    if len(data.train) != trained_on["train"] and not options.skip_broken:
+    if not options.skip_broken and differs(data, json.loads((folder / "data.json").read_text())):
         raise ValueError(
             f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "
             "judge it on"

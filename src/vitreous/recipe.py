@@ -173,7 +173,7 @@ class Recipe(Section):
     """Passes over the training images."""
     time_limit: Duration | None = None
     """Most time for training and validation, such as 10m or 1h30m: where it does not suffice for all epochs, the
-    schedule is run through within it, by the clock."""
+    schedule is run through within it, by the clock, with time left for a last validation as long as the longest."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the start weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -210,7 +210,9 @@ class Recipe(Section):
         patch, given = named.get("patch_size", 16), {"image_size"} & fields.keys()
         try:
             side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
+            side = []
+        if len(side) != 2:
             return fields  # whose patch size is refused
         model = ViTConfig.model_validate(fields | {"image_size": side})
         values = dict(model)
@@ -307,6 +309,10 @@ def one_line(error: ValidationError, section: str = "") -> str:
     if fault["type"] == "extra_forbidden":
         return f"unknown key '{key}'{_nearest_key(key)}"
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
+        key, message = key.rpartition(".")[0], "one number is missing"
+    if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
+        message = f"write {float(fault['input']):.0f}"
     if fault["type"] == "value_error":
         return message
     return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
@@ -350,12 +356,25 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise ValueError(f"{key}: '{text}' is not a valid value") from error
     *path, last = key.split(".")
+    if isinstance(value, bool) and "bool" not in str(_annotation(key)):
+        raise ValueError(f"{key} is {text}: it is nothing to switch on or off, write a value")
+    if isinstance(value, int | float) and re.match(r"[-+]?0\d|.*:", text):
+        plain = "90s, 10m or 1h30m" if key == "time_limit" else "it as a plain number"
+        raise ValueError(f"{key} is {text}, which YAML reads as {value}: write {plain}")
     for part in path:
         fields = fields.setdefault(part, {})
     if key == "model.size":
         fields.update(size(str(value)))
     else:
         fields[last] = value
+
+
+def _annotation(key: str) -> Any:
+    """The type of a dotted key."""
+    kind: Any = Recipe
+    for part in key.split("."):
+        kind = kind.model_fields[part].annotation if key != "model.size" else str
+    return kind
 
 
 def _nearest_key(key: str) -> str:

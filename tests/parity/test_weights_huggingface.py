@@ -179,6 +179,20 @@ def test_sizes_of_older_and_newer_preprocessing_are_read(said, found):
     assert preprocess.interpolation == "bilinear"
 
 
+@pytest.mark.parametrize(
+    ("size", "crop", "reason"),
+    [
+        ({"shortest_edge": 256}, (224, 160), "cuts 224 x 160 out of what a square would cover"),
+        ({"shortest_edge": 224}, (256, 256), "cuts 256 x 256 out of a smaller image"),
+        ({"height": 256, "width": 128}, (224, 224), "cuts 224 x 224 out of a smaller image"),
+    ],
+)
+def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):
+    said = {"size": size, "crop_size": dict(zip(("height", "width"), crop, strict=True)), "do_center_crop": True}
+    with pytest.raises(ValueError, match=f"^preprocessor_config.json {reason}$"):
+        from_huggingface.read_preprocessing(said | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+
+
 def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
     made(tmp_path, *KINDS["dinov2, registers"])
     processor = BitImageProcessor(size={"shortest_edge": 20}, crop_size={"height": 16, "width": 16})

@@ -51,12 +51,12 @@ def test_a_set_called_like_a_recipe_gets_it():
         (
             "cpu",
             "digits-cpu",
-            "recipe digits-cpu, as there is no GPU; --recipe digits is the full one, which takes a GPU",
+            "recipe digits-cpu, as there is no CUDA GPU; --recipe digits is the full one, which takes one",
         ),
         (
             "mps",
             "digits-cpu",
-            "recipe digits-cpu, as there is no GPU; --recipe digits is the full one, which takes a GPU",
+            "recipe digits-cpu, as there is no CUDA GPU; --recipe digits is the full one, which takes one",
         ),
     ],
 )

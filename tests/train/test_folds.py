@@ -178,6 +178,22 @@ def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):
         fit_folds(folds_recipe(4), tiny_set(), out=out, resume=True, **quiet())
 
 
+def test_it_is_resumed_with_the_same_images_only(finished, tmp_path):
+    out = tmp_path / "cv"
+    shutil.copytree(finished.folder, out)
+    (out / "results.json").unlink()
+    with pytest.raises(
+        ValueError, match=rf"^the data is not what {out / 'fold-1'} was trained on: resume with the same"
+    ):
+        fit_folds(folds_recipe(), tiny_set(count=51), out=out, resume=True, **quiet())
+
+
+def test_folds_of_other_images_than_the_recipe_names_do_not_claim_them(tmp_path):
+    recipe = folds_recipe(2, data={"source": "digits"})
+    done = fit_folds(recipe, tiny_set(), out=tmp_path / "cv", **quiet())
+    assert read_recipe(str(done.folder / "recipe.yaml")).data.source is None
+
+
 def test_the_number_of_folds_must_be_given(tmp_path):
     with pytest.raises(ValueError, match=r"^data\.folds is not given: say how many parts"):
         fit_folds(tiny_recipe(), tiny_set(), out=tmp_path / "cv", **quiet())

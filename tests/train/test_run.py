@@ -1,12 +1,15 @@
 """A run: it learns, the same way each time, across interruptions, never with the test images, and leaves it all."""
 
 import csv
+import importlib.metadata
 import io
 import json
 import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -39,7 +42,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop
-from vitreous.train.folder import claimed
+from vitreous.train.folder import alone, claimed
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -406,6 +409,41 @@ def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, monke
     assert [row["seconds"] for row in metrics_rows(run.folder)] == ["4.0", "8.0", "10.0"]
 
 
+def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    judge = loop.shared_logits
+    monkeypatch.setattr(loop, "shared_logits", lambda *args: [clock.tick(), clock.tick(), judge(*args)][2])
+    rates = []
+    monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
+    recipe = tiny_recipe(epochs=1000, time_limit="17s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
+    run = trained(recipe, tiny_set(), on_step=clock.tick)
+    assert [row["seconds"] for row in metrics_rows(run.folder)] == ["6.0", "12.0", "17.0"]
+    first, others = range(4), (*range(6, 10), *range(12, 15))  # seconds at which their steps begin
+    assert rates == pytest.approx([1 - t / 17 for t in first] + [1 - t / 15 for t in others], abs=1e-3)
+
+
+def test_checkpoints_cost_time_but_are_no_training(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    save = job_module.save_checkpoint
+    monkeypatch.setattr(job_module, "save_checkpoint", lambda *args: [clock.tick() for _ in range(5)] and save(*args))
+    run = trained(tiny_recipe(epochs=2), tiny_set(), on_step=clock.tick)
+    assert run.results["images_per_second"] == 8  # a batch a second
+    assert run.results["train_seconds"] == 8 + 7 * 5  # all but the last one
+
+
+def test_what_is_kept_the_checkpoint_knows(trained, tmp_path):
+    def crash(state, _):
+        if state.epoch == 1:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trained(tiny_recipe(), tiny_set(), on_step=crash)
+    assert (tmp_path / "run" / "model").exists() and checkpoint_of(tmp_path / "run")["state"]["best_epoch"] == 1
+
+
 def test_time_that_is_not_needed_changes_nothing(trained, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
@@ -513,13 +551,13 @@ def test_a_run_without_a_checkpoint_starts_again(trained):
     whole = trained(recipe, data, "whole")
 
     def crash(state, _):
-        if state.epoch == 1:
+        if state.step == 2:
             raise MemoryError
 
     with pytest.raises(MemoryError):
         trained(recipe, data, "parts", on_step=crash)
     parts = whole.folder.parent / "parts"
-    assert (parts / "model").exists() and not (parts / "checkpoints").exists()
+    assert (parts / "recipe.yaml").exists() and not (parts / "checkpoints").exists()
     steps = []
     run = trained(recipe, data, "parts", resume=True, on_step=lambda state, _: steps.append(state.step))
     assert len(steps) == 3 * STEPS and same_files(whole.folder, run.folder) is None
@@ -631,6 +669,20 @@ def test_resume_refuses_other_data(trained, change):
     with pytest.raises(ValueError, match=rf"^the data is not what {run.folder} was trained on: resume with the same"):
         trained(tiny_recipe(), other, resume=True)
     assert trained(tiny_recipe(), tiny_set(), resume=True).results
+
+
+def test_one_process_at_a_time_trains_into_a_folder(trained, tmp_path):
+    """Two that begin at once: neither sees a run of the other there yet."""
+
+    def begin_another(state, _):
+        code = "import sys; from pathlib import Path; from vitreous.train.folder import alone\n"
+        code += f"with alone(Path({str(tmp_path / 'run')!r})): pass"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert f"another process trains into {tmp_path / 'run'}: wait for it" in done.stderr
+
+    run = trained(tiny_recipe(epochs=1), tiny_set(), on_step=begin_another)
+    with alone(run.folder):
+        pass
 
 
 def test_a_finished_run_is_left_alone(trained, finished):
@@ -1025,7 +1077,7 @@ def test_data_and_environment_are_described(finished):
     assert content["per_class"] == {"train": [12] * 3, "val": [4] * 3, "test": [4] * 3}
     assert set(content["hash"]) == {"train", "val"}  # the test images are not read for it
     content = json.loads((run.folder / "environment.json").read_text())
-    assert content["packages"]["torch"] == torch.__version__.partition("+")[0] or torch.__version__
+    assert content["packages"]["torch"] == importlib.metadata.version("torch")
     assert (content["device"], content["precision"]) == ("cpu", "float32")
 
 

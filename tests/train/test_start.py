@@ -192,7 +192,7 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     row = (run.folder / "metrics.csv").read_text().splitlines()
     write_shared(run.folder, tmp_path / "shared", run.results)
     card = (tmp_path / "shared" / "README.md").read_text()
-    assert "with a new head on the frozen features of `source`" in card
+    assert "with a new head on the frozen features of source" in card
     assert "regularisation was chosen by 5-fold cross-validation" in card and "--from path/to/source" in card
     assert not [file for file in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in file.read_bytes()]
     assert row[0].startswith("epoch,train_loss,train_top1,val_loss,val_top1") and len(row) == 2

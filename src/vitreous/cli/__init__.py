@@ -45,17 +45,22 @@ for command in (recipes, doctor):
 
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()
         if code == 130:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         if os.environ.get("RANK", "0") == "0":
-            more = "; it goes on from its last checkpoint with --resume" if "train" in sys.argv[1:2] else ""
+            more = "; what has begun to train goes on with --resume" if "train" in sys.argv[1:2] else ""
             print(f"vitreous: stopped at once{more}", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader, as `head` does, has what it wanted
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        # the reader, as `head` does, has what it wanted: typer makes an exit of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except typer.TyperException as error:  # one without a message has printed the help

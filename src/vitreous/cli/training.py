@@ -22,7 +22,7 @@ def train(
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Recipe settings: epochs=10 optim.name=muon"),
+        typer.Argument(metavar="KEY=VALUE", help="Recipe settings: epochs=10 optim.name=muon"),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
     weights: Annotated[
@@ -35,7 +35,7 @@ def train(
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder [default: runs/NAME].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder \\[default: runs/NAME].")] = None,
     seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
     device: Device = "auto",
@@ -51,6 +51,9 @@ def train(
     overrides = [value for value in given if value != data]
     if data == "":
         raise ValueError("DATA is empty: give a name, a file or a folder")
+    for key, value in {"data.source": data, "seed": seed, "data.folds": folds}.items():
+        if value is not None and (twice := [text for text in overrides if text.startswith(f"{key}=")]):
+            raise ValueError(f"{value} and {twice[0]} are two values of {key}: give one of them")
     if seed is not None:
         overrides.append(f"seed={seed}")
     if folds is not None:

@@ -49,6 +49,12 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
     }
 
 
+def differs(image_set: ImageSet, record: dict) -> bool:
+    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
+    now = summary(image_set, image_set.train)
+    return any(now[key] != record[key] for key in ("classes", "per_class"))
+
+
 def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
     findings = []
     most, least = counts.argmax(), counts.argmin()

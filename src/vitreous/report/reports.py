@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.augment import Augment
+from vitreous.card import chosen, origin
 from vitreous.evaluation import Judged
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -40,23 +41,11 @@ def train_report(
     with (folder / "metrics.csv").open() as file:
         history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     config, took = bundle.model.config, duration(results["train_seconds"])
-    origin = "trained from scratch"
-    if recipe.start.weights:
-        own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
-        origin = f"{own} {Path(recipe.start.weights).name}"
     lead = (
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
-        f"{origin} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
+        f"{origin(recipe)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
-    chosen = (
-        f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}; the test images "
-        "chose nothing."
-        if "probe" in results
-        else f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by the validation "
-        "images; the test images chose nothing."
-        if "val" in judged
-        else f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
-    )
+    untouched = " The test images chose nothing." if "test" in judged else ""
     tiles = {
         "parameters": f"{results['params']:,}",
         "epoch kept": f"{results['best_epoch']} of {results['epochs']}",
@@ -75,7 +64,7 @@ def train_report(
         f'<details><summary>The recipe, resolved</summary><pre tabindex="0">{escape(recipe.dump())}</pre></details>',
     ]
     sections = [
-        results_section(judged, tiles, chosen),
+        results_section(judged, tiles, chosen(results) + untouched),
         Section("learning", "Learning", _learning(history, results["best_epoch"])),
         *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
@@ -186,7 +175,8 @@ def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None
         rows[f"answering, {SPLITS[name]} images"] = f"{rate:,.0f} images/s"
     on_cpu, threads = environment["device"] == "cpu", environment["threads"]
     if memory is not None:
-        where = "of RAM, in this process" if on_cpu else "on the GPU"
+        on_gpu = environment["device"] not in ("cpu", "mps")
+        where = "on the GPU" if on_gpu else "of RAM, in this process"
         rows["memory, at most"] = f"{memory / 2**30:.2f} GiB {where}"
     where = f"{environment['processor']}, {threads} thread{'s' * (threads != 1)}" if on_cpu else environment["device"]
     rows["computed on"] = f"{where}, {environment['precision']}"

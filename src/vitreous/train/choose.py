@@ -62,8 +62,8 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if source not in NAMED and Path(source).exists():
-        source = str(Path(source).resolve())
+    if source not in NAMED and (path := Path(source).expanduser()).exists():
+        source = str(path.resolve())
     fields = recipe.model_dump(exclude_unset=True)
     fields["data"] = fields.get("data", {}) | {"source": source}
     return make_recipe(fields, name), data, reason
@@ -76,7 +76,7 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
         return source, ""
     if pick_device(device).type == "cuda":
         return source, f"recipe {source}, as there is a GPU; --recipe {small} is the one for a CPU"
-    return small, f"recipe {small}, as there is no GPU; --recipe {source} is the full one, which takes a GPU"
+    return small, f"recipe {small}, as there is no CUDA GPU; --recipe {source} is the full one, which takes one"
 
 
 def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
@@ -94,6 +94,15 @@ def data_of(recipe: Recipe) -> ImageSet:
     if not recipe.data.source:
         raise ValueError("the recipe names no data: give data, or set data.source")
     return load(recipe.data.source, skip_broken=recipe.data.skip_broken)
+
+
+def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
+    """The data that a recipe names, unless it is given, and the recipe: one that names other data names none then."""
+    if data is None:
+        return recipe, data_of(recipe)
+    if recipe.data.source != data.source:  # not what the model will have seen
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
+    return recipe, data
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:

@@ -2,9 +2,11 @@
 
 import csv
 import itertools
+import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
 from vitreous.files import replace_file
 from vitreous.recipe import Recipe, flat
+from vitreous.train.engine import is_main
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
@@ -60,6 +68,27 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
     folder = Path("runs", f"{name}-dry-run") if out is None else Path(out)
     claim(folder, resume)
     return folder
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While inside, no other process trains into `folder`, as far as the system can tell. Raises ValueError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None or not is_main():
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)  # the lock goes when the process does, however that ends
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"another process trains into {folder}: wait for it, or name another --out") from None
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
 from vitreous.files import replace_file, write_json
 from vitreous.recipe import Recipe
-from vitreous.train.choose import data_of, fit_to_data
+from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import check_same_recipe, claimed
 from vitreous.train.progress import say
@@ -34,14 +35,14 @@ def fit_folds(
 ) -> Run:
     """Train `recipe.data.folds` times, each time tested on one stratified part of the training images.
 
-    Each fold is a run of its own in <out>/fold-1, fold-2, ...: its validation images are cut from the other parts, so
-    that the part it is judged on chooses nothing. The set's own test images are not opened. The folds are cut by
-    `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other parts.
-    `results.json` in `out` holds the figures of all folds, their mean and standard deviation. `resume` goes on where
-    the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    Each fold is a run of its own in <out>/fold-1, fold-2, ...: its validation images are the set's own, or cut from the
+    other parts, so that the part it is judged on chooses nothing. The set's own test images are not opened. The folds
+    are cut by `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other
+    parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation. `resume` goes on
+    where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
-    data = data_of(recipe) if data is None else data
+    recipe, data = with_data(recipe, data)
     if "split_seed" not in recipe.data.model_fields_set:
         recipe = _with(recipe, split_seed=recipe.seed % 2**32)
     if recipe.data.folds is None:
@@ -64,6 +65,9 @@ def fit_folds(
     for fold in range(1, folds + 1):
         own = folder / f"fold-{fold}"
         if (own / "results.json").exists():
+            record = json.loads((own / "data.json").read_text())
+            if not recipe.data.skip_broken and differs(data.divided(_with(recipe, fold=fold).data), record):
+                raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
             runs.append(json.loads((own / "results.json").read_text()))
             continue
         say(console, f"fold {fold} of {folds}:")

@@ -40,7 +40,9 @@ class State:
     train_seconds: float = 0.0
     """In training steps, over the whole run."""
     total_seconds: float = 0.0
-    """In training steps, validation and checkpoints."""
+    """All that the run took, validation, checkpoints and hooks included."""
+    val_seconds: float = 0.0
+    """The longest validation."""
     best_epoch: int = 0
     """From 1, the one whose weights are kept; 0: none yet."""
     best: tuple[float, float] = (-1.0, 0.0)
@@ -164,18 +166,19 @@ def train_loop(
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call = compiled(model, recipe.compile, engine.device, total)
     last_save = last_report = time.monotonic()
+    begun = last_save - state.total_seconds
 
     while not _over(state, recipe):
         model.train()
+        started, spent = time.monotonic(), state.total_seconds
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
         mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
         image_size = recipe.model.image_size
         plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
-        started, spent = time.monotonic(), state.total_seconds
 
         for (_, images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
-            progress = max(done / total, min(spent / recipe.time_limit, 1) if recipe.time_limit else 0)
+            progress = max(done / total, min(spent / _time(state, recipe), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
             engine.unwrap(model).read_size(tuple(images.shape[2:]))
@@ -197,9 +200,9 @@ def train_loop(
             hooks.on_step(state, sums[0] / len(images))
             now = time.monotonic()
             stop, unsaved, unsaid, spent = engine.max(
-                hooks.stop_requested(), now - last_save, now - last_report, state.total_seconds + now - started
+                hooks.stop_requested(), now - last_save, now - last_report, now - begun
             )
-            last = state.step == steps or _out_of_time(spent, recipe)
+            last = state.step == steps or spent >= _time(state, recipe)
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits for the device
                 last_report, whole = now, engine.sum(totals)
@@ -207,9 +210,10 @@ def train_loop(
                 _check_finite(loss, state)
                 hooks.report(state, loss, top1)
             if save:
-                last_save, started = now, _add_time(state, started)
+                last_save = _add_time(state, started, begun)
                 state.loss, state.hits = whole.tolist()
                 hooks.save()
+                started = time.monotonic()
                 if stop:
                     engine.unwrap(model).read_size(recipe.model.image_size)
                     return False
@@ -217,7 +221,7 @@ def train_loop(
                 break
 
         loss, top1 = (engine.sum(totals) / state.images).tolist()  # when the device has done the last step
-        started = _add_time(state, started)
+        ended = _add_time(state, started, begun)
         row = {
             "epoch": state.epoch + 1,
             "train_loss": loss,
@@ -233,7 +237,8 @@ def train_loop(
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
                 hooks.keep(judged)
-        (state.total_seconds,) = engine.max(state.total_seconds + time.monotonic() - started)
+        now = time.monotonic()
+        state.val_seconds, state.total_seconds = engine.max(max(state.val_seconds, now - ended), now - begun)
         row["images_per_second"] = state.seen / state.train_seconds
         row["seconds"] = state.total_seconds
         state.history.append(row)
@@ -244,7 +249,8 @@ def train_loop(
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = _over(state, recipe)
-        if stop or over or unsaved > CHECKPOINT_SECONDS:
+        kept = state.best_epoch == state.epoch  # of weights that are kept a checkpoint must know
+        if stop or over or kept or unsaved > CHECKPOINT_SECONDS:
             last_save = time.monotonic()
             hooks.save()
         if stop and not over:
@@ -318,16 +324,17 @@ def _check_finite(loss: float, state: State) -> None:
 
 def _over(state: State, recipe: Recipe) -> bool:
     out_of_patience = recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
-    return state.epoch == recipe.epochs or out_of_patience or _out_of_time(state.total_seconds, recipe)
+    return state.epoch == recipe.epochs or out_of_patience or state.total_seconds >= _time(state, recipe)
 
 
-def _out_of_time(seconds: float, recipe: Recipe) -> bool:
-    return recipe.time_limit is not None and seconds >= recipe.time_limit
+def _time(state: State, recipe: Recipe) -> float:
+    """Seconds after which training ends, so that one more validation stays within the limit."""
+    return math.inf if recipe.time_limit is None else recipe.time_limit - state.val_seconds
 
 
-def _add_time(state: State, started: float) -> float:
-    """Count the time since `started` as training; returns the new start."""
+def _add_time(state: State, started: float, begun: float) -> float:
+    """Count the time since `started` as training, and since `begun` as all of the run; returns the time."""
     now = time.monotonic()
     state.train_seconds += now - started
-    state.total_seconds += now - started
+    state.total_seconds = now - begun
     return now

@@ -13,9 +13,9 @@ from vitreous.data.images import ImageSet
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, flat
-from vitreous.train.choose import data_of, fit_to_data
+from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import claimed, environment
+from vitreous.train.folder import alone, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import say, show_log
@@ -61,10 +61,7 @@ def fit(
     if model is not None and (recipe.start.weights is not None or recipe.start.probe):
         raise ValueError("a model and start.weights or start.probe are two starts: give one of them")
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
-    if data is None:
-        data = data_of(recipe)
-    elif recipe.data.source != data.source:  # what the recipe names is not what the model will have seen
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
+    recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
     data = data.divided(recipe.data)
     start = None
@@ -76,7 +73,7 @@ def fit(
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
     folder = engine.from_main(partial(claimed, out, data.name, resume, dry_run))
-    with show_log(folder, console):
+    with alone(folder), show_log(folder, console):
         job = Job(recipe, data, model, folder, engine, start, console)
         engine.from_main(job.describe)
         if dry_run:

@@ -141,6 +141,10 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
         raise ValueError(f"resample {config['resample']} is not one of {RESAMPLE}")
     whole = size.get("shortest_edge") or size["height"]
     target = (crop["height"], crop["width"]) if crop else (size["height"], size["width"])
+    if crop and "shortest_edge" in size and target[0] != target[1]:
+        raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of what a square would cover")
+    if crop and (target[0] > whole or target[1] > size.get("width", whole)):
+        raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of a smaller image")
     normalised = config.get("do_normalize", True)
     mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * 3, (1,) * 3)
     return Preprocess(
@@ -149,5 +153,5 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
         std=std,
         interpolation=RESAMPLE[config.get("resample", 2)],
         fit="crop" if "shortest_edge" in size else "squash",
-        crop_fraction=min(1.0, target[0] / whole) if crop else 1.0,
+        crop_fraction=target[0] / whole if crop else 1.0,
     )
