@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import files_below
-from vitreous.data.stores import BrokenImage, FileImages
+from vitreous.data.stores import BrokenImage, FileImages, as_text
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import replace_file
 from vitreous.preprocess import Preprocess
@@ -125,7 +125,7 @@ def read_image(image: Path | str | Image.Image, preprocess: Preprocess) -> np.nd
 
 def image_name(image: Path | str | Image.Image) -> str:
     """Where an image came from, as far as it knows."""
-    return str(getattr(image, "filename", "") or image)
+    return as_text(getattr(image, "filename", "") or image)
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:
@@ -170,7 +170,7 @@ def write_csv(predictions: Iterable[Prediction], path: Path) -> None:
     """One row an image and class: image, rank from 1, class, probability."""
 
     def write(part: Path) -> None:
-        with part.open("w", newline="") as file:
+        with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["image", "rank", "class", "probability"])
             for prediction in predictions:

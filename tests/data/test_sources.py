@@ -1,6 +1,7 @@
 """Every kind of source gives the right pixels, labels and class names, or one clear line."""
 
 import gzip
+import os
 import pickle
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from image_samples import (
 )
 
 from vitreous.data import sources
+from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 
 
@@ -218,6 +220,29 @@ def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
         load(tmp_path / "x.csv")
 
 
+def test_parquet_files_whose_labels_are_not_alike_say_so(tmp_path):
+    for name, labels in {"train-0": [0, 1], "train-1": ["a", "b"]}.items():
+        write_parquet(tmp_path / f"{name}.parquet", {"image": hub_images(pixels(2)), "label": labels})
+    with pytest.raises(ValueError, match=r"'label' holds numbers in some files and words in others: make them one$"):
+        load(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names here are always Unicode")
+def test_names_that_are_not_utf8_are_read_in_files_and_refused_in_classes(tmp_path, cache):
+    expected = write_folder(tmp_path / "x", {"a": 2, "b": 2})
+    odd = os.fsdecode(b"0\xff.png")  # sorts last
+    (tmp_path / "x" / "a" / "001.png").rename(tmp_path / "x" / "a" / odd)
+    decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    np.testing.assert_array_equal(decoded.images.array, expected)
+    assert decoded.images.describe(1) == str(tmp_path / "x" / "a" / r"0\udcff.png")
+    (tmp_path / "x" / "b").rename(tmp_path / "x" / os.fsdecode(b"\xff"))
+    with pytest.raises(ValueError, match=r"x/\\udcff is a name that is not UTF-8: rename it$"):
+        load(tmp_path / "x")
+    (tmp_path / "x").rename(tmp_path / os.fsdecode(b"\xff"))
+    with pytest.raises(ValueError, match=r"/\\udcff is a name that is not UTF-8: rename it$"):
+        load(tmp_path / os.fsdecode(b"\xff"))
+
+
 def test_several_sets_in_one_folder_are_told_apart(tmp_path):
     columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
     for name in ("big", "small"):
@@ -326,6 +351,14 @@ def test_a_pickle_that_calls_anything_is_refused_and_not_run(tmp_path, capsys, f
     with pytest.raises(ValueError, match=rf"data_batch_1 is not an original CIFAR file: it calls {name}"):
         load(tmp_path)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("content", "reason"), [({"x": 1}, "it has no b'data'"), ([1], "list indices"), ("a", "str")])
+def test_a_pickle_of_something_else_is_named(tmp_path, content, reason):
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (tmp_path / name).write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=rf"data_batch_1 is not an original CIFAR file: .*{reason}.*: fetch it again"):
+        load(tmp_path)
 
 
 def test_a_named_set_is_taken_from_the_users_folder(tmp_path, monkeypatch):

@@ -43,6 +43,14 @@ def test_the_table_holds_the_runs_own_figures(runs):
     assert rows["training images/s"] == [f"{r['images_per_second']:,.0f}" for r in (a, b)]
 
 
+def test_a_record_that_is_none_is_told_in_one_line(runs, tmp_path):
+    for name in ("results.json", "recipe.yaml"):
+        (tmp_path / name).write_bytes((runs / "a" / name).read_bytes())
+    (tmp_path / "data.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has a results\.json or data\.json that is not of a run: train it anew, or"):
+        read_run(tmp_path)
+
+
 def test_only_what_differs_is_listed(runs):
     found = dict(differences([read_run(runs / "a"), read_run(runs / "b")]))
     assert found == {

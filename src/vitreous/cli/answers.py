@@ -12,10 +12,10 @@ from vitreous.cli.output import report_broken, results_table
 
 def evaluate(
     run: RunArgument,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="test, val or train [default: test, or what there is, if DATA is not split]."),
+        typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
@@ -31,6 +31,8 @@ def evaluate(
         check_folder(out)
     judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
+    if split is None and judged.name != "test":
+        print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device, pick_precision
         from vitreous.report import evaluation_report
@@ -79,7 +81,7 @@ def embed(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
     ],
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
     out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
     nearest: Annotated[Path | None, typer.Option(metavar="IMAGE", help="Show the images most like this one.")] = None,

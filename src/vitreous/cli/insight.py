@@ -18,7 +18,7 @@ def explain(
         typer.Option(help="integrated_gradients (default), gradient_rollout, rollout, grad_cam or attention."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Explain this class, not the likeliest.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Block whose attention is shown, from 1 [default: last].")] = None,
+    layer: Annotated[int | None, typer.Option(help="Block whose attention is shown, from 1 \\[default: last].")] = None,
     head: Annotated[int | None, typer.Option(help="Show this head alone, from 1.")] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Measure deletion and insertion of each image.")] = False,
     device: Device = "auto",
@@ -28,14 +28,14 @@ def explain(
     from vitreous.explain.explanations import stems, write_explanation
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
-    from vitreous.prediction import image_files
+    from vitreous.prediction import image_files, image_name
     from vitreous.weights import Bundle, find_bundle
 
     check_folder(out)
     files = image_files(images)
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
-    stem_of = dict(zip(map(str, files), stems(files, out), strict=True))
+    stem_of = dict(zip(map(image_name, files), stems(files, out), strict=True))
     bundle, broken = Bundle.load(find_bundle(run)), []
     options = {"method": method or DEFAULT, "target": target, "layer": layer, "head": head, "curves": curves}
     for explanation in ask(bundle, files, **options, device=device, broken=broken):
@@ -47,7 +47,7 @@ def explain(
 
 def look(
     run: RunArgument,
-    data: Annotated[str | None, typer.Option(metavar="DATA", help="As for train [default: the run's own].")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and look.json.")] = Path("look"),
     count: Annotated[int, typer.Option(min=1, help="Images to look through.")] = 128,
     device: Device = "auto",

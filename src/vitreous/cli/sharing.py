@@ -11,7 +11,7 @@ from vitreous.cli.options import RunArgument
 def export(
     run: RunArgument,
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="onnx, pt2, int8, timm or huggingface.")],
-    out: Annotated[Path | None, typer.Option(help="The folder to write [default: RUN/export/FORMAT].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write \\[default: RUN/export/FORMAT].")] = None,
     preprocess_inside: Annotated[
         bool, typer.Option("--preprocess-inside", help="The graph takes uint8 pixels and normalises them itself.")
     ] = False,

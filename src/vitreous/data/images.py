@@ -90,6 +90,11 @@ class ImageSet:
         splits = {"train": self.train, "val": self.val, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
+    @property
+    def judged(self) -> str:
+        """The split that a model is judged on where nobody names one: test, else val, else train."""
+        return list(self.splits)[-1]
+
     @classmethod
     def from_arrays(
         cls, images, labels, *, test=None, val=None, class_names=None, name="arrays", source=None

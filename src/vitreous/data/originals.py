@@ -79,11 +79,11 @@ def _cifar_python(folder: Path):
         return None
 
     def rows(*files: Path) -> tuple[np.ndarray, np.ndarray]:
-        batches = [_unpickle(file) for file in files]
-        pixels = np.concatenate([batch[b"data"] for batch in batches]).reshape(-1, 3, 32, 32)
-        return pixels, np.concatenate([batch[labels] for batch in batches])
+        batches = [_unpickle(file, b"data", labels) for file in files]
+        pixels, numbers = map(np.concatenate, zip(*batches, strict=True))
+        return pixels.reshape(-1, 3, 32, 32), numbers
 
-    return rows(*train), rows(test), [name.decode() for name in _unpickle(meta)[names]]
+    return rows(*train), rows(test), [name.decode() for name in _unpickle(meta, names)[0]]
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -95,9 +95,12 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _unpickle(file: Path) -> dict:
+def _unpickle(file: Path, *keys: bytes) -> list:
+    """What a pickled dictionary has under some keys."""
     with file.open("rb") as stream:
         try:
-            return _ArraysOnly(stream, encoding="bytes").load()
-        except (pickle.UnpicklingError, EOFError) as error:
-            raise ValueError(f"{file} is not an original CIFAR file: {error}: fetch it again") from error
+            content = _ArraysOnly(stream, encoding="bytes").load()
+            return [content[key] for key in keys]
+        except Exception as error:  # other pickles, and damaged ones, raise nearly anything
+            reason = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{file} is not an original CIFAR file: {reason}: fetch it again") from error

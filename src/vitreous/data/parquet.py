@@ -150,6 +150,10 @@ def _labels(files: list[Path], column: str) -> np.ndarray:
         if pa.types.is_dictionary(part.type):
             part = part.cast(part.type.value_type)
         parts.append(part.to_numpy())
+    if len(kinds := {part.dtype for part in parts}) > 1 and np.dtype(object) in kinds:
+        raise ValueError(
+            f"{files[0].parent}: '{column}' holds numbers in some files and words in others: make them one"
+        )
     return np.concatenate(parts)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import SPLITS, read_parquet
-from vitreous.data.stores import FileImages
+from vitreous.data.stores import FileImages, as_text
 
 log = logging.getLogger("vitreous")
 
@@ -40,6 +40,7 @@ def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
     elif name.startswith("hf:"):
         image_set = _from_path(_download(name.removeprefix("hf:")), path.name, name)
     elif source and path.exists():
+        _check_text(path.resolve())
         image_set = _from_path(path, path.resolve().name.removesuffix(".parquet"), str(path.resolve()))
     else:
         known = ["digits", *HUB]
@@ -124,6 +125,7 @@ def _folder(root: Path, name: str, source: str) -> ImageSet:
     for split, folder in folders.items():
         paths, words = [], []
         for class_name, class_folder in _subfolders(folder).items():
+            _check_text(class_folder)
             files = files_below(class_folder)
             if not files and split == "train":
                 raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
@@ -132,6 +134,12 @@ def _folder(root: Path, name: str, source: str) -> ImageSet:
         if paths:
             splits[split] = Split(FileImages(paths), match_labels(words, class_names, f"{source}: {split}"))
     return ImageSet(name, source, class_names, **splits)
+
+
+def _check_text(path: Path) -> None:
+    """Recipes, records and reports are UTF-8, and name their data and its classes."""
+    if as_text(path) != str(path):
+        raise ValueError(f"{as_text(path)} is a name that is not UTF-8: rename it")
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:

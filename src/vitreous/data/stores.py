@@ -197,7 +197,7 @@ class FileImages(Images):
             return header_shape(image)
 
     def _name(self, row):
-        return self.paths[row]
+        return as_text(self.paths[row])
 
 
 class DatasetImages(Images):
@@ -259,9 +259,16 @@ def as_pixels(images) -> np.ndarray:
     return np.rint(images * 255).astype(np.uint8)
 
 
+def as_text(name: str | Path) -> str:
+    """A file's name that can be written anywhere: what is not UTF-8 in it as \\udcff and the like."""
+    return str(name).encode(errors="backslashreplace").decode()
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "no picture of a kind that Pillow knows"
+    if isinstance(error, IsADirectoryError):
+        return "a folder: name an image file in it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -281,5 +288,5 @@ def identity(paths: Sequence[str], *more: str) -> str:
             state = f"{stat.st_size}|{stat.st_mtime_ns}"
         except OSError:  # decoding will report it
             state = "unreadable"
-        digest.update(f"{Path(path).absolute()}|{state}\n".encode())
+        digest.update(f"{Path(path).absolute()}|{state}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

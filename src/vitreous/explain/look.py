@@ -201,6 +201,6 @@ def _images(
             raise
         log.warning("%s; without images there are only filters and positions", error)
         return None
-    split = image_set.test or image_set.val or image_set.train
+    split = image_set.splits[image_set.judged]
     chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=image_set.skip_broken)
     return chosen.images.read(np.arange(len(chosen)), bundle.preprocess)

@@ -34,18 +34,16 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> In
         data = own_data(run)
     except ValueError:
         data = None
-    split = None if data is None else data.test or data.val or data.train
-    if split is None:
+    if data is None:
         shape = (at_least, *bundle.preprocess.shape)
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
-    kind = next(name for name, found in data.splits.items() if found is split)
-    split = decode(split.evenly(most), bundle.preprocess, skip_broken=data.skip_broken)
+    split = decode(data.splits[data.judged].evenly(most), bundle.preprocess, skip_broken=data.skip_broken)
     count = len(split)
     rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
     labels = torch.from_numpy(np.asarray(split.labels)[rows]) if data.class_names == bundle.class_names else None
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
-    return Inputs(pixels, labels, f"{len(rows)} images of {data.name}, {kind}, {count} different ones")
+    return Inputs(pixels, labels, f"{len(rows)} images of {data.name}, {data.judged}, {count} different ones")
 
 
 def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:

@@ -45,11 +45,14 @@ def read_run(run: Path | str) -> Finished:
     if (folder / "metrics.csv").is_file():
         with (folder / "metrics.csv").open() as file:
             history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    results, data = (json.loads((folder / name).read_text()) for name in ("results.json", "data.json"))
+    if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
+        raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     return Finished(
         name=str(run).rstrip("/"),
-        results=json.loads((folder / "results.json").read_text()),
+        results=results,
         recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
-        data=json.loads((folder / "data.json").read_text()),
+        data=data,
         history=history,
     )
 
