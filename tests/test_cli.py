@@ -267,6 +267,15 @@ def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path)
     assert [line.partition(": ")[0] for line in out.splitlines()] == [f"{tmp_path}/good.png", "photos/test/ant/000.png"]
 
 
+def test_a_large_image_is_answered_and_a_larger_one_told_its_limit(vitreous, tmp_path, monkeypatch, recwarn):
+    for side in (8, 10):
+        Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 45)  # beyond it Pillow warns, beyond twice as many it refuses
+    code, out, err = vitreous("predict", "run", tmp_path / "8.png", tmp_path / "10.png")
+    assert code == 2 and out.startswith(f"{tmp_path}/8.png: ") and not recwarn.list
+    assert err == f"vitreous: {tmp_path}/10.png: more than the 90 pixels that Pillow opens: make it smaller\n"
+
+
 def test_a_broken_training_image_is_one_line_and_the_way_out_works(vitreous, work, tmp_path):
     photos = write_images(tmp_path / "photos", 12)
     (photos / "bee" / "bad.png").write_text("no picture")
@@ -607,6 +616,14 @@ def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):
 def test_a_model_is_summed_up_by_size_recipe_or_run(vitreous, model):
     code, out, _ = vitreous("summary", model)
     assert code == 0 and "parameters" in out.lower()
+
+
+def test_a_summary_says_what_are_stand_ins(vitreous):
+    _, out, _ = vitreous("summary", "r.yaml", "--channels", 1)
+    line = "r.yaml leaves to its data, which is not here, what are stand-ins below: give --image-size, --classes\n"
+    assert out.startswith(line)
+    for arguments in (["digits"], ["S/16"], ["r.yaml", "--image-size", 8, "--channels", 1, "--classes", 3]):
+        assert "stand-ins" not in vitreous("summary", *arguments)[1]
 
 
 def test_a_summary_counts_the_papers_parameters(vitreous):

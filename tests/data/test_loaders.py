@@ -58,7 +58,7 @@ def test_decoded_images_are_kept_and_shared_by_all_splits_of_a_storage(tmp_path,
     assert len(again) == 8 and not list(cache.glob("*.unfinished"))
 
 
-def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache):
+def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache, monkeypatch):
     write_folder(tmp_path / "x", {"a": 2, "b": 2})
 
     def count(**settings):
@@ -71,6 +71,8 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache):
     changed = pixels(1, seed=9)[0]
     to_image(changed).save(tmp_path / "x" / "a" / "001.png")
     assert count() == 7
+    monkeypatch.setattr(loaders, "FITTING", loaders.FITTING + 1)  # images are fitted in another way
+    assert count() == 8
     newest = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     np.testing.assert_array_equal(newest.images.array[1], changed)
 

@@ -220,6 +220,13 @@ def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
         load(tmp_path / "x.csv")
 
 
+def test_a_parquet_file_of_no_images_among_images_is_named(tmp_path):
+    write_folder(tmp_path, {"a": 2, "b": 2})
+    write_parquet(tmp_path / "features.parquet", {"label": [0, 1]})
+    with pytest.raises(ValueError, match=r"; for the images in .* to be read, move features\.parquet out of it$"):
+        load(tmp_path)
+
+
 def test_parquet_files_whose_labels_are_not_alike_say_so(tmp_path):
     for name, labels in {"train-0": [0, 1], "train-1": ["a", "b"]}.items():
         write_parquet(tmp_path / f"{name}.parquet", {"image": hub_images(pixels(2)), "label": labels})

@@ -55,6 +55,12 @@ def test_filters_of_a_stem_are_what_its_tokens_change_by(stem, field):
     torch.testing.assert_close((window * filters).sum(dim=(1, 2, 3)), change, atol=1e-7, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("patch", "field"), [(1, (11, 11)), ((4, 2), (13, 11))])
+def test_filters_of_a_stem_are_as_wide_as_it_sees_however_small_its_patches(patch, field):
+    model = small(patch_embedding="conv_stem", stem_channels=(4, 4, 4, 4), patch_size=patch, image_size=8)
+    assert patch_filters(model).shape == (16, 3, *field)
+
+
 def test_components_are_orthonormal_and_ordered():
     filters = torch.randn(16, 1, 2, 3) * torch.tensor([[[[5.0, 1, 1], [1, 1, 1]]]])
     components, shares = filter_components(filters)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from typing import Annotated, NoReturn
 
 import typer
@@ -45,6 +46,7 @@ for command in (recipes, doctor):
 
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
     sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:
         code = app(standalone_mode=False)

@@ -1,6 +1,5 @@
 """What there is: `vitreous summary`, `compare`, `recipes`, `doctor`."""
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -25,17 +24,23 @@ def summary(
     from vitreous.train.choose import fit_to_data
     from vitreous.weights.bundle import find_bundle, read_config
 
+    without_data = False
     if model.partition("/")[0] in SIZES:
         fields = {"size": model}
     elif model in recipe_names() or Path(model).is_file():
         recipe = read_recipe(model)
-        with suppress(ValueError):  # without its data, a recipe that leaves the image size to it shows a stand-in
+        try:
             recipe = fit_to_data(recipe, load(recipe.data.source or ""))
+        except ValueError:  # without its data, what a recipe leaves to it has stand-ins
+            without_data = True
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
         fields = read_config(find_bundle(model))[0].model_dump()
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}
     fields |= {key: value for key, value in given.items() if value is not None}
+    if without_data and (left := [key for key in given if key not in fields]):
+        options = ", ".join("--" + key.removeprefix("num_").replace("_", "-") for key in left)
+        print(f"{model} leaves to its data, which is not here, what are stand-ins below: give {options}")
     try:
         config = ViTConfig(**fields)
     except ValidationError as error:

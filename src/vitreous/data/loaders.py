@@ -25,6 +25,7 @@ IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
 MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
 COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
+FITTING = 2  # raised where `Preprocess` fits images in another way, so that what was decoded before is left alone
 REPORTED = 20  # broken images that are logged one by one
 
 Progress = Callable[[int, int], None]  # gets images done and images in all
@@ -184,7 +185,7 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
         return None
     shape = "x".join(map(str, preprocess.shape))
     crop = "" if preprocess.crop_fraction == 1 else f"-{preprocess.crop_fraction}"
-    file = cache / f"{key}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}.npy"
+    file = cache / f"{key}-{FITTING}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}.npy"
     needed = _bytes(images.whole(), preprocess)
     try:
         cache.mkdir(parents=True, exist_ok=True)

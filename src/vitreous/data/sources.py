@@ -61,7 +61,12 @@ def _from_path(path: Path, name: str, source: str) -> ImageSet:
         return read_parquet(path.parent, [Path(path.name)], name, source)
     found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet"))]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
-        return read_parquet(path, files, name, source)
+        try:
+            return read_parquet(path, files, name, source)
+        except ValueError as error:
+            if not files_below(path):
+                raise
+            raise ValueError(f"{error}; for the images in {path} to be read, move {files[0]} out of it") from error
     return read_originals(path, name, source) or _folder(path, name, source)
 
 

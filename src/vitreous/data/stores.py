@@ -267,6 +267,8 @@ def as_text(name: str | Path) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "no picture of a kind that Pillow knows"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than the {2 * Image.MAX_IMAGE_PIXELS:,} pixels that Pillow opens: make it smaller"
     if isinstance(error, IsADirectoryError):
         return "a folder: name an image file in it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

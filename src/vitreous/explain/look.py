@@ -92,16 +92,26 @@ def patch_filters(model: ViT) -> Tensor:
     P, Q = config.patch_size
     if config.patch_embedding != "conv_stem":
         return model.patches.proj.weight.detach().reshape(config.dim, config.channels, P, Q)
-    around = 5  # patches across: no receptive field of the stem is wider than three of them
+    around = 1 + 2 * max(-(-reach // patch) for reach, patch in zip(_stem_reach(model), (P, Q), strict=True))
     like = next(model.parameters())
     image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
     with torch.enable_grad():
         token = model.patches(image)[0, around**2 // 2]  # (D,)
         each = torch.eye(config.dim, device=like.device)
         (gradient,) = torch.autograd.grad(token, image, each, is_grads_batched=True)
-    seen = gradient[:, 0].abs().amax(dim=(0, 1)) > 0  # (5 P, 5 Q)
+    seen = gradient[:, 0].abs().amax(dim=(0, 1)) > 0  # (around P, around Q)
     rows, columns = seen.any(dim=1).nonzero().flatten(), seen.any(dim=0).nonzero().flatten()
     return gradient[:, 0, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _stem_reach(model: ViT) -> tuple[int, int]:
+    """Pixels that a token of a stem sees above and left of its first one: one for each convolution, times its step."""
+    reach, step = [0, 0], [1, 1]
+    for layer in model.patches.layers:
+        if isinstance(layer, torch.nn.Conv2d):
+            reach = [pixels + pace for pixels, pace in zip(reach, step, strict=True)]
+            step = [pace * stride for pace, stride in zip(step, layer.stride, strict=True)]
+    return tuple(reach)
 
 
 def filter_components(filters: Tensor, count: int = COMPONENTS) -> tuple[np.ndarray, np.ndarray]:
