@@ -122,15 +122,18 @@ SMALL_CIFAR10 = (
     *("model.mlp_conv=true", "model.drop_path=0", "augment.cutmix=0", "augment.shift=2", "optim.label_smoothing=0"),
 )
 
-HALF, HOUR = ("time_limit=30m",), ("time_limit=60m",)
+FIVE, HALF, HOUR = ("time_limit=5m",), ("time_limit=30m",), ("time_limit=60m",)
 
 # Rows of our own, beside those of the originals; `seed` is filled in.
 OURS = (
     Ours("lyon-mnist", "`mnist`, smaller, as many epochs", "mnist", SMALL_MNIST, "small"),
     Ours("lyon-mnist", "`mnist`, as many epochs", "mnist", ("epochs=5",), "5-epochs"),
     Ours("lyon-cifar10", "`small-images`, smaller, as many epochs", "small-images", SMALL_CIFAR10, "small"),
+    Ours("behery-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", FIVE, "5m"),
     Ours("behery-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("tigges-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", FIVE, "5m"),
     Ours("tigges-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("tigges-cifar10", "`cifar10-cpu`, five minutes", "cifar10-cpu", FIVE, "5m"),
     Ours("tigges-cifar10", "`cifar10-cpu`, an hour", "cifar10-cpu", HOUR, "60m"),
     Ours("paper-b16-pizza", "`pizza`, the original split", "pizza"),
     Ours("paper-b16-pizza", "`pizza`, 5 folds of all 300 images", "pizza", folds=5),

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from vitreous.model.config import ViTConfig
     from vitreous.model.vit import ViT
     from vitreous.prediction import predict
-    from vitreous.recipe import Recipe, read_recipe
+    from vitreous.recipe.reading import read_recipe
+    from vitreous.recipe.schema import Recipe
     from vitreous.train.run import fit
     from vitreous.weights.bundle import Bundle
 
@@ -23,8 +24,8 @@ _HOMES = {
     "ImageSet": ("vitreous.data.images", "ImageSet"),
     "ViT": ("vitreous.model.vit", "ViT"),
     "ViTConfig": ("vitreous.model.config", "ViTConfig"),
-    "Recipe": ("vitreous.recipe", "Recipe"),
-    "read_recipe": ("vitreous.recipe", "read_recipe"),
+    "Recipe": ("vitreous.recipe.schema", "Recipe"),
+    "read_recipe": ("vitreous.recipe.reading", "read_recipe"),
     "fit": ("vitreous.train.run", "fit"),
     "evaluate": ("vitreous.evaluation", "evaluate"),
     "predict": ("vitreous.prediction", "predict"),

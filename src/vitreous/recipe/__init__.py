@@ -1,0 +1,21 @@
+"""A recipe: everything that decides a training run, in one strict model that YAML files and `key=value` fill."""
+
+from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
+from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
+from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, one_line
+
+__all__ = [
+    "RECIPES",
+    "DataOptions",
+    "OptimOptions",
+    "Recipe",
+    "StartOptions",
+    "flat",
+    "headline",
+    "keys",
+    "make_recipe",
+    "one_line",
+    "read_recipe",
+    "recipe_file",
+    "recipe_names",
+]

@@ -1,0 +1,177 @@
+"""`Recipe`: all options in one strict model, and what is wrong with values that are none of them."""
+
+import difflib
+import re
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from vitreous.augment import Augment
+from vitreous.model.config import ViTConfig
+from vitreous.model.sizes import size
+from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
+
+
+class Recipe(Section):
+    """One experiment. `read_recipe` makes it from a file; `resolve` fits it to the data it will see."""
+
+    epochs: PositiveInt = 30
+    """Passes over the training images."""
+    time_limit: Duration | None = None
+    """Most time for training and validation, such as 10m or 1h30m: where it does not suffice for all epochs, the
+    schedule is run through within it, by the clock, with time left for a last validation as long as the longest."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the start weights, the order of the images, the augmentation and dropout."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
+    compile: bool | Literal["auto", "reduce-overhead"] = "auto"
+    """Compile the model's passes with `torch.compile`; `auto`: on a GPU, for a run of 5,000 steps or more.
+    `reduce-overhead`: with CUDA graphs too."""
+    patience: PositiveInt | None = None
+    """Stop after so many epochs without a better validation result."""
+    track: Annotated[
+        tuple[Literal["tensorboard", "wandb"], ...],
+        BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+    ] = ()
+    """Experiment trackers; `metrics.csv` is always written."""
+    start: StartOptions = StartOptions()
+    model: ViTConfig = ViTConfig()
+    data: DataOptions = DataOptions()
+    augment: Augment = Augment()
+    optim: OptimOptions = OptimOptions()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _leave_size_to_data(cls, fields: Any, info: ValidationInfo) -> Any:
+        """A model without an image size is checked with 16 patches a side, and counts as having none given.
+
+        So is one whose patches are those of the weights it starts from, but it keeps an image size it is given.
+        """
+        if not isinstance(fields, dict):
+            return fields
+        named = (size(str(fields["size"])) if "size" in fields else {}) | fields
+        starts = "start" in info.data and info.data["start"].weights is not None
+        if "image_size" in fields and not (starts and "patch_size" not in named):
+            return fields
+        patch, given = named.get("patch_size", 16), {"image_size"} & fields.keys()
+        try:
+            side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
+        except (TypeError, ValueError, OverflowError):
+            side = []
+        if len(side) != 2:
+            return fields  # whose patch size is refused
+        model = ViTConfig.model_validate(fields | {"image_size": side})
+        values = dict(model)
+        if given:  # any size fits patches of one pixel, which stand in for those of the weights
+            one_pixel = {"image_size": fields["image_size"], "patch_size": 1}
+            alone = ViTConfig.model_validate(one_pixel)
+            values |= {"image_size": alone.image_size, "patch_size": alone.patch_size}
+        return ViTConfig.model_construct((model.model_fields_set - {"image_size"}) | given, **values)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        for name in ("oversize", "crop_fraction"):
+            value = getattr(self.data, name)
+            if value != 1 and self.augment.crop_scale is None:
+                raise ValueError(f"data.{name} {value:g} is for random crops: set augment.crop_scale, or leave it out")
+        return self
+
+    def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
+        """The recipe with what the data decides filled in, where it does not say so itself.
+
+        Raises ValueError when the recipe asks for another number of classes than the data has.
+        """
+        self.check_classes(num_classes)
+        given = self.model.model_fields_set
+        data = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
+        fields = {name: value for name, value in data.items() if name not in given}
+        model = self.model.model_dump(exclude_unset=True) | fields
+        return make_recipe(self.model_dump(exclude_unset=True) | {"model": model}, "recipe")
+
+    def check_classes(self, num_classes: int) -> None:
+        """Raises ValueError when the recipe asks for another number of classes than the data has."""
+        if "num_classes" in self.model.model_fields_set and self.model.num_classes != num_classes:
+            raise ValueError(
+                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
+            )
+
+    def dump(self) -> str:
+        """The whole recipe as YAML that `read_recipe` reads back to an equal one."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def make_recipe(fields: dict[str, Any], where: str) -> Recipe:
+    """Validate; on errors raise a ValueError of one line that starts with `where`."""
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def one_line(error: ValidationError, section: str = "") -> str:
+    """The first fault of a validation error: its key, what is wrong, and the nearest name for an unknown key."""
+    fault = error.errors()[0]
+    key = section + ".".join(str(part) for part in fault["loc"])
+    inner = fault.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return one_line(inner, f"{key}.")
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{nearest_key(key)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
+        key, message = key.rpartition(".")[0], "one number is missing"
+    if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
+        message = f"write {float(fault['input']):.0f}"
+    if fault["type"] == "value_error":
+        return message
+    return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
+
+
+def keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """All keys of a recipe, dotted: `optim.learning_rate`."""
+    names = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += keys(kind, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested fields under dotted keys; values that are no plain scalar as text."""
+    values: dict[str, Any] = {}
+    for key, value in fields.items():
+        if isinstance(value, dict):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return values
+
+
+def nearest_key(key: str) -> str:
+    """A hint: the same name in another section, else the nearest in this one, else a near one, else this one's keys."""
+    known = [*keys(), "model.size"]
+    section, _, name = key.rpartition(".")
+    siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
+    siblings = siblings or list(Recipe.model_fields)
+    for namesake in known:
+        if namesake.rpartition(".")[2] == name:
+            return f"; did you mean '{namesake}'?"
+    return nearest(name, siblings) or nearest(key, known, 0.8) or f"; known are {', '.join(siblings)}"
+
+
+def nearest(name: str, names: list[str], cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f"; did you mean '{near[0]}'?" if near else ""
