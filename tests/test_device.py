@@ -1,5 +1,9 @@
 """Where to compute and how precisely: one choice, and refusals that name what is there."""
 
+import platform
+import subprocess
+import sys
+
 import psutil
 import pytest
 import torch
@@ -71,3 +75,25 @@ def test_the_peak_of_memory_is_in_bytes():
 @pytest.mark.skipif(here == "cpu", reason="there is no accelerator")
 def test_an_accelerator_that_is_here_computes():
     assert torch.ones(2, device=pick_device()).sum().item() == 2
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")
+def test_on_a_cpu_the_next_step_gets_the_memory_of_the_last():
+    code = """
+import resource, torch
+from vitreous.device import pick_device
+
+def faults():
+    for _ in range(5):
+        torch.ones(2**23).add(torch.ones(2**23))  # three blocks of 32 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+first = faults()
+print(faults() - first)
+pick_device("cpu")
+first = faults()
+print(faults() - first)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 10

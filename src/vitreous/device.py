@@ -1,5 +1,7 @@
 """Where to compute, and in which precision: chosen once, the same for training, evaluation and prediction."""
 
+import ctypes
+import os
 import resource
 import shutil
 import sys
@@ -14,23 +16,40 @@ WORTH_COMPILING = 5000  # steps of a run: fewer do not earn back the time that c
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto`: the GPU if there is one, else the CPU. Raises ValueError for a device that is not there."""
+    """`auto`: the GPU if there is one, else the CPU, for which `keep_memory` is called.
+
+    Raises ValueError for a device that is not there.
+    """
     available = ["cpu"]
     if torch.cuda.is_available():
         available.append("cuda")
     if torch.backends.mps.is_available():
         available.append("mps")
-    if name == "auto":
-        return torch.device(available[-1])
     try:
-        device = torch.device(name)
+        device = torch.device(available[-1] if name == "auto" else name)
     except RuntimeError:
         device = None
     if device is None or device.type not in available:
         raise ValueError(f"device '{name}' is not here: use {', '.join(available)} or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device '{name}' is not here: there are {torch.cuda.device_count()}, from cuda:0")
+    if device.type == "cpu":
+        keep_memory()
     return device
+
+
+def keep_memory() -> None:
+    """Have glibc keep what one step frees for the next one; what the environment asks of it comes first.
+
+    By itself it gives large blocks back to the system at once, to get them again page by page, all zeroed: up to a
+    fifth of a training step and a third of a batch answered.
+    """
+    asked = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"))
+    if asked or not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        return
+    M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+    libc.mallopt(M_MMAP_THRESHOLD, 2**30)  # bytes
+    libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def pick_precision(name: str, device: torch.device) -> str:
