@@ -41,8 +41,8 @@ def pick_device(name: str = "auto") -> torch.device:
 def keep_memory() -> None:
     """Have glibc keep what one step frees for the next one; what the environment asks of it comes first.
 
-    By itself it gives large blocks back to the system at once, to get them again page by page, all zeroed: up to a
-    fifth of a training step and a third of a batch answered.
+    By itself it gives large blocks back to the system at once, to get them again page by page, all zeroed. What that
+    costs was tried (LOG.md): training and inference are faster without, at the price of memory that is never returned.
     """
     asked = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"))
     if asked or not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):

@@ -38,21 +38,24 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
     """What `data.json` says of a set: counts of what is used, and a hash of the pixels and labels given."""
     given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
-    classes = len(image_set.class_names)
     return {
         "name": image_set.name,
         "source": image_set.source,
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
-        "per_class": {name: np.bincount(split.labels, minlength=classes).tolist() for name, split in used.items()},
+        "per_class": _per_class(used, len(image_set.class_names)),
         "hash": {name: _digest(split) for name, split in given.items() if split is not None},
     }
 
 
 def differs(image_set: ImageSet, record: dict) -> bool:
     """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
-    now = summary(image_set, image_set.train)
-    return any(now[key] != record[key] for key in ("classes", "per_class"))
+    per_class = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
+    return list(image_set.class_names) != record["classes"] or per_class != record["per_class"]
+
+
+def _per_class(splits: dict, classes: int) -> dict[str, list[int]]:
+    return {name: np.bincount(split.labels, minlength=classes).tolist() for name, split in splits.items()}
 
 
 def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
