@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_recipe, untimed, weights_of, write_images
@@ -624,6 +625,16 @@ def test_a_summary_says_what_are_stand_ins(vitreous):
     assert out.startswith(line)
     for arguments in (["digits"], ["S/16"], ["r.yaml", "--image-size", 8, "--channels", 1, "--classes", 3]):
         assert "stand-ins" not in vitreous("summary", *arguments)[1]
+
+
+def test_a_summary_has_the_shapes_of_data_that_is_there(vitreous, work, tmp_path):
+    """Also where the recipe asks for what a set has only once it is divided, and where one size is left open."""
+    fields = yaml.safe_load(RECIPE) | {"patience": 3, "data": {"source": str(work / "photos")}}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(fields))
+    code, out, _ = vitreous("summary", tmp_path / "x.yaml", "--channels", 1)
+    assert code == 0 and "stand-ins" not in out and "of 1 x 8 x 8" in out, out
+    code, _, err = vitreous("summary", tmp_path / "x.yaml", "--classes", 7)
+    assert code == 2 and "model.num_classes is 7 but the data has 3 classes" in err
 
 
 def test_a_summary_counts_the_papers_parameters(vitreous):

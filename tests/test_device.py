@@ -1,5 +1,6 @@
 """Where to compute and how precisely: one choice, and refusals that name what is there."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -94,6 +95,10 @@ pick_device("cpu")
 first = faults()
 print(faults() - first)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    before, after = map(int, done.stdout.split())
-    assert after < before / 10
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    plain = {name: value for name, value in os.environ.items() if name not in names}
+    for asked, kept in (({}, True), ({"MALLOC_MMAP_THRESHOLD_": "100000"}, False)):  # the environment comes first
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | asked)
+        before, after = map(int, done.stdout.split())
+        assert (after < before / 10) == kept

@@ -1,7 +1,5 @@
 """What the doctor says of a machine."""
 
-import importlib.metadata
-
 import pytest
 import torch
 
@@ -43,6 +41,5 @@ def test_a_rate_is_positive(dtype):
     assert 0 < doctor.matmul_rate(torch.device("cpu"), dtype) < 1e7
 
 
-def test_versions_of_packages():
-    assert doctor.installed("torch") == importlib.metadata.version("torch")
+def test_a_package_that_is_not_there_has_no_version():
     assert doctor.installed("no-such-package") is None

@@ -121,6 +121,7 @@ def kept(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{\n  "preprocess": {}\n}' if name.endswith("config.json") else "{}")
     (tmp_path / "link.csv").symlink_to(tmp_path / "photo.png")
+    (tmp_path / "latest.html").symlink_to(tmp_path / "run" / "report.html")
     return tmp_path
 
 
@@ -129,6 +130,7 @@ def kept(tmp_path):
     [
         ("photo.png", ".html", "photo.png does not end in .html, as what is written there must: name another file"),
         ("link.csv", ".csv", "link.csv does not end in .csv"),
+        ("latest.html", ".html", "run holds a run, whose files stay as they are: name another place"),
         ("bundle", ".html", "bundle is a folder: name a file, such as "),
         ("run/report.html", ".html", "run holds a run, whose files stay as they are: name another place"),
         ("bundle/x.html", ".html", "bundle holds a trained model, whose files stay as they are: name another place"),

@@ -143,9 +143,8 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("model.patch_size=[2, 2, 2]", "command line: model.patch_size is [2, 2, 2]: tuple should have at most 2"),
         ("model.patch_size=.inf", "command line: model.patch_size is inf: "),
         ("epochs=1e2", "command line: epochs is '1e2': write 100"),
-        ("epochs=true", "epochs is true: it is nothing to switch on or off, write a value"),
-        ("seed=010", "seed is 010, which YAML reads as 8: write it as a plain number"),
-        ("time_limit=1:30", "time_limit is 1:30, which YAML reads as 90: write 90s, 10m or 1h30m"),
+        ("epochs=true", "command line: epochs is true: it is no switch, write a value"),
+        ("time_limit=1:30", "command line: '1:30' is no length of time: write it as 90s, 10m or 1h30m"),
         ("data.crop_fraction=0.5", "command line: data.crop_fraction 0.5 is for random crops: set augment.crop_scale"),
         ("data.oversize=2", "command line: data.oversize 2 is for random crops: set augment.crop_scale, or leave"),
     ],
@@ -176,6 +175,10 @@ def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
         ("model.image_size=[32, 64]", lambda r: r.model.image_size, (32, 64)),
         ("augment.crop_scale=[0.25, 1]", lambda r: r.augment.crop_scale, (0.25, 1.0)),
         ("patience=5", lambda r: r.patience, 5),
+        ("seed=010", lambda r: r.seed, 10),
+        ("seed=-0", lambda r: r.seed, 0),
+        ("data.source=010", lambda r: r.data.source, "010"),
+        ("compile=off", lambda r: r.compile, False),
         ("compile=true", lambda r: r.compile, True),
         ("compile=reduce-overhead", lambda r: r.compile, "reduce-overhead"),
     ],
@@ -187,6 +190,19 @@ def test_an_override_is_read_as_yaml_and_typed(written, override, find, value):
 
 def test_scientific_notation_is_a_number_in_a_file_too(written):
     assert read_recipe(written("optim: {learning_rate: 1e-3}")).optim.learning_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("epochs: yes", "epochs is 'yes': input should be a valid integer"),
+        ("optim: {clip: true}", "optim.clip is true: it is no switch, write a value"),
+        ("time_limit: 1:30", "'1:30' is no length of time: write it as 90s, 10m or 1h30m"),
+    ],
+)
+def test_what_yaml_would_turn_into_a_number_is_refused_in_a_file_too(written, text, reason):
+    assert read_recipe(written("seed: 010")).seed == 10
+    assert refused(written(text)).startswith(f"x.yaml: {reason}")
 
 
 def test_later_overrides_win_and_others_stay(written):

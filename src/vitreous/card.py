@@ -60,11 +60,11 @@ def write_shared(
     Bundle.load(find_bundle(run)).save(folder, dtype)
     recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
     if Path(recipe.data.source or "").is_absolute():
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
+        recipe = recipe.changed("data", source=None)
         data["source"] = data["name"]
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
-        recipe = recipe.model_copy(update={"start": recipe.start.model_copy(update={"weights": weights})})
+        recipe = recipe.changed("start", weights=weights)
         results = results | {"start": results["start"] | {"weights": weights}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
@@ -230,8 +230,8 @@ def settings(recipe: Recipe) -> str:
     within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
     lines = [f"- epochs: {recipe.epochs}{within}"]
     for name, section in (("optim", recipe.optim), ("augment", recipe.augment)):
-        chosen = section.model_dump(mode="json", exclude_defaults=True)
-        lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in chosen.items()) or "as by default"))
+        given = section.model_dump(mode="json", exclude_defaults=True)
+        lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in given.items()) or "as by default"))
     return "\n".join(lines)
 
 

@@ -48,8 +48,8 @@ def keep_memory() -> None:
     if asked or not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-    libc.mallopt(M_MMAP_THRESHOLD, 2**30)  # bytes
-    libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
+    if libc.mallopt(M_MMAP_THRESHOLD, 2**30) or libc.mallopt(M_MMAP_THRESHOLD, 2**25):  # bytes; old ones refuse more
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def pick_precision(name: str, device: torch.device) -> str:

@@ -17,7 +17,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     No reader sees half a file and no power cut leaves one; when writing fails, what was there stays. A link stays a
     link to the new file; what is no file, such as a pipe, is written to itself. Raises OSError.
     """
-    if is_stream(path):
+    if _is_stream(path):
         write(path)
         return
     target = Path(os.path.realpath(path))
@@ -47,7 +47,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
 
 
-def is_stream(path: Path) -> bool:
+def _is_stream(path: Path) -> bool:
     """Whether it is a pipe, a device or the command's own output, which no file may replace."""
     return path.parent == Path("/dev") or (path.exists() and not path.is_file())
 
@@ -59,15 +59,15 @@ def check_file(path: Path, suffix: str) -> None:
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")
-    if is_stream(path):
+    if _is_stream(path):
         return
     if Path(os.path.realpath(path)).suffix.lower() != suffix:
         raise ValueError(f"{path} does not end in {suffix}, as what is written there must: name another file")
-    _check_place(path.parent)
+    _check_place(Path(os.path.realpath(path)).parent)
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError for a folder to write that is a file, or is within a run's or a trained model's."""
+    """Raises ValueError for a folder to write that is a file, a run's or a trained model's, or lies directly in one."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file: name a folder with --out")
     _check_place(path)

@@ -185,6 +185,7 @@ def test_sizes_of_older_and_newer_preprocessing_are_read(said, found):
         ({"shortest_edge": 256}, (224, 160), "cuts 224 x 160 out of what a square would cover"),
         ({"shortest_edge": 224}, (256, 256), "cuts 256 x 256 out of a smaller image"),
         ({"height": 256, "width": 128}, (224, 224), "cuts 224 x 224 out of a smaller image"),
+        ({"height": 256, "width": 256}, (224, 192), "cuts another share of the rows than of the columns: .*"),
     ],
 )
 def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):

@@ -13,9 +13,11 @@ from rich.console import Console
 from tiny import stripes, tiny_recipe, tiny_set, untimed, write_images
 
 from vitreous.data.images import ImageSet
+from vitreous.data.sources import load
 from vitreous.evaluation import evaluate
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import job as job_module
+from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
@@ -204,3 +206,17 @@ def test_a_dry_run_tries_the_first_fold_and_leaves_the_folder_free(tmp_path):
     fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", dry_run=True, **quiet(console=Console(file=text)))
     assert "the first of 3 folds" in text.getvalue() and "fold: 1" in text.getvalue()
     assert fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", **quiet()).results["n"] == 3
+
+
+def test_two_cross_validations_do_not_share_a_folder(tmp_path):
+    with alone(tmp_path / "cv"), pytest.raises(ValueError, match=f"^another process trains into {tmp_path / 'cv'}: "):
+        fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", **quiet())
+
+
+def test_folds_of_a_set_whose_broken_files_are_left_out_go_on(tmp_path):
+    write_images(tmp_path / "photos", 12)
+    (tmp_path / "photos" / "bee" / "bad.png").write_text("no picture")
+    photos = load(tmp_path / "photos", skip_broken=True)
+    fit_folds(folds_recipe(folds=2), photos, out=tmp_path / "cv", **quiet())
+    (tmp_path / "cv" / "results.json").unlink()
+    assert fit_folds(folds_recipe(folds=2), photos, out=tmp_path / "cv", resume=True, **quiet()).results["n"] == 2

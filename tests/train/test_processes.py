@@ -22,6 +22,7 @@ from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, weights_of
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import Recipe
+from vitreous.train import folder
 from vitreous.train import job as job_module
 from vitreous.train.engine import Engine, shared_device
 from vitreous.train.run import fit
@@ -231,6 +232,14 @@ def test_processes_share_the_next_free_folder_and_only_the_main_one_prints(tmp_p
     assert other.printed == ""
     errors = train(2, recipe_with(epochs=1), uneven_set(100), out=main.folder, folder=tmp_path)
     assert [str(error).partition(": ")[0] for error in errors] == ["runs/stripes already holds a run"] * 2
+
+
+def test_a_folder_that_another_run_uses_is_refused_by_all(tmp_path):
+    with folder.alone(tmp_path / "run"):
+        errors = train(2, recipe_with(epochs=1), uneven_set(100), out=tmp_path / "run")
+    assert [str(error) for error in errors] == [
+        f"another process trains into {tmp_path / 'run'}: wait for it, or name another --out"
+    ] * 2
 
 
 @pytest.mark.parametrize(

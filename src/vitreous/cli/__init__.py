@@ -1,5 +1,6 @@
 """The command line. Every import that costs time stands inside the command that needs it, so `--help` is instant."""
 
+import io
 import os
 import sys
 import warnings
@@ -47,6 +48,7 @@ for command in (recipes, doctor):
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO())  # where it was closed, as by >&-
     sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:
         code = app(standalone_mode=False)
@@ -60,7 +62,8 @@ def main() -> None:
             print(f"vitreous: stopped at once{more}", file=sys.stderr)
         sys.exit(130)
     except (BrokenPipeError, SystemExit) as error:
-        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+        reader_left = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
+        if not reader_left or "train" in sys.argv[1:2]:  # training does not end with who watches it
             raise
         # the reader, as `head` does, has what it wanted: typer makes an exit of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

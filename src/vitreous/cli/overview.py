@@ -16,28 +16,30 @@ def summary(
     from pydantic import ValidationError
     from rich.console import Console
 
-    from vitreous.data.sources import load
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import one_line, read_recipe, recipe_names
-    from vitreous.train.choose import fit_to_data
+    from vitreous.train.choose import data_of, fit_to_data
     from vitreous.weights.bundle import find_bundle, read_config
 
+    given = {"image_size": image_size, "channels": channels, "num_classes": classes}
+    chosen = {key: value for key, value in given.items() if value is not None}
     without_data = False
     if model.partition("/")[0] in SIZES:
         fields = {"size": model}
     elif model in recipe_names() or Path(model).is_file():
-        recipe = read_recipe(model)
+        recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
         try:
-            recipe = fit_to_data(recipe, load(recipe.data.source or ""))
-        except ValueError:  # without its data, what a recipe leaves to it has stand-ins
+            data = data_of(recipe)
+        except ValueError:  # what a recipe leaves to its data has stand-ins
             without_data = True
+        else:
+            recipe = fit_to_data(recipe.model_copy(update={"patience": None}), data)  # there is no split to watch
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
         fields = read_config(find_bundle(model))[0].model_dump()
-    given = {"image_size": image_size, "channels": channels, "num_classes": classes}
-    fields |= {key: value for key, value in given.items() if value is not None}
+    fields |= chosen
     if without_data and (left := [key for key in given if key not in fields]):
         options = ", ".join("--" + key.removeprefix("num_").replace("_", "-") for key in left)
         print(f"{model} leaves to its data, which is not here, what are stand-ins below: give {options}")

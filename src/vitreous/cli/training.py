@@ -51,7 +51,9 @@ def train(
     overrides = [value for value in given if value != data]
     if data == "":
         raise ValueError("DATA is empty: give a name, a file or a folder")
-    for key, value in {"data.source": data, "seed": seed, "data.folds": folds}.items():
+    options = {"data.source": data, "seed": seed, "data.folds": folds}
+    options |= {"start.weights": weights, "start.arch": arch, "start.revision": revision}
+    for key, value in options.items():
         if value is not None and (twice := [text for text in overrides if text.startswith(f"{key}=")]):
             raise ValueError(f"{value} and {twice[0]} are two values of {key}: give one of them")
     if seed is not None:

@@ -18,8 +18,13 @@ log = logging.getLogger("vitreous")
 
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 SPLITS = {
-    **{"train": "train", "training": "train", "test": "test", "testing": "test"},
-    **{"val": "val", "valid": "val", "validation": "val"},
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
 }
 LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
 

@@ -144,7 +144,7 @@ class ArrayImages(Images):
 
     def _copy(self, stored: np.ndarray) -> np.ndarray:
         """Some of what is stored. What was read of a file is let go, else it all comes to count as our memory."""
-        if not (self._is_map and self.pixels.mode == "r" and hasattr(mmap, "MADV_DONTNEED")):  # none on Windows
+        if not (self._is_map and self.pixels.mode == "r"):
             return self.pixels[stored]
         copy = np.empty((len(stored), *self.shape), np.uint8)
         for start in range(0, len(stored), MAPPED):

@@ -209,7 +209,10 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
 
 
 def stems(names: Sequence[str], folder: Path) -> list[Path]:
-    """A file name without suffix for each image; images of one name get numbers: 1, 1-2, 1-3."""
+    """A file name without suffix for each image; images of one name get numbers: 1, 1-2, 1-3.
+
+    Raises ValueError for a picture that lies there and is no explanation.
+    """
     given: set[str] = set()
     result = []
     for name in names:
@@ -219,6 +222,8 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
             number += 1
             stem = f"{plain}-{number}"
         given.add(stem)
+        if (folder / f"{stem}.png").exists() and not (folder / f"{stem}.json").exists():
+            raise ValueError(f"{folder / f'{stem}.png'} is there and is no explanation: name another folder with --out")
         result.append(folder / stem)
     return result
 

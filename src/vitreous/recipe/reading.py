@@ -2,14 +2,27 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from vitreous.model.sizes import size
-from vitreous.recipe.schema import Recipe, keys, make_recipe, nearest, nearest_key
+from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest, nearest_key
 
 RECIPES = Path(__file__).parent.parent / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 010, 1:30 and yes are text, not 8, 90 and true: a key that takes no text refuses them."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":int", ":bool"))]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"([Tt]rue|[Ff]alse)$"), list("tTfF"))
 
 
 def recipe_names() -> list[str]:
@@ -38,15 +51,15 @@ def read_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     """
     file = recipe_file(name)
     try:
-        fields = yaml.safe_load(file.read_text()) or {}
+        fields = yaml.load(file.read_text(), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file.name} is not a recipe: expected keys and values, found {type(fields).__name__}")
-    make_recipe(fields, file.name)  # the file's own errors carry the file's name
+    recipe = _make(fields, file.name)  # the file's own errors carry the file's name
     for override in overrides or []:
         _apply(fields, override)
-    return make_recipe(fields, "command line") if overrides else make_recipe(fields, file.name)
+    return _make(fields, "command line") if overrides else recipe
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:
@@ -60,15 +73,10 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     if key != "model.size" and key not in keys():
         raise ValueError(f"unknown key '{key}'{nearest_key(key)}")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError(f"{key}: '{text}' is not a valid value") from error
     *path, last = key.split(".")
-    if isinstance(value, bool) and "bool" not in str(_annotation(key)):
-        raise ValueError(f"{key} is {text}: it is nothing to switch on or off, write a value")
-    if isinstance(value, int | float) and re.match(r"[-+]?0\d|.*:", text):
-        plain = "90s, 10m or 1h30m" if key == "time_limit" else "it as a plain number"
-        raise ValueError(f"{key} is {text}, which YAML reads as {value}: write {plain}")
     for part in path:
         fields = fields.setdefault(part, {})
     if key == "model.size":
@@ -77,9 +85,17 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         fields[last] = value
 
 
+def _make(fields: dict[str, Any], where: str) -> Recipe:
+    """`make_recipe`, for values as someone wrote them: true and false are no numbers."""
+    for key, value in flat(fields).items():
+        if isinstance(value, bool) and key in keys() and "bool" not in str(_annotation(key)):
+            raise ValueError(f"{where}: {key} is {str(value).lower()}: it is no switch, write a value")
+    return make_recipe(fields, where)
+
+
 def _annotation(key: str) -> Any:
     """The type of a dotted key."""
     kind: Any = Recipe
     for part in key.split("."):
-        kind = kind.model_fields[part].annotation if key != "model.size" else str
+        kind = kind.model_fields[part].annotation
     return kind

@@ -28,8 +28,9 @@ class Recipe(Section):
     epochs: PositiveInt = 30
     """Passes over the training images."""
     time_limit: Duration | None = None
-    """Most time for training and validation, such as 10m or 1h30m: where it does not suffice for all epochs, the
-    schedule is run through within it, by the clock, with time left for a last validation as long as the longest."""
+    """Most time for the epochs, validation and checkpoints included, such as 10m or 1h30m: where it does not suffice
+    for all of them, the schedule is run through within it, by the clock, with time left for a last validation as long
+    as the longest."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of the start weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -104,6 +105,10 @@ class Recipe(Section):
             raise ValueError(
                 f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
             )
+
+    def changed(self, section: str, **options: Any) -> "Recipe":
+        """The recipe with other options in a section; they are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=options)})
 
     def dump(self) -> str:
         """The whole recipe as YAML that `read_recipe` reads back to an equal one."""

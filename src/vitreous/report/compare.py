@@ -153,7 +153,8 @@ def _curves(runs: Sequence[Finished]) -> str:
                 charts.append(line_chart(f"{title} by {x}", lines, x_label=x, percent=key == "top1"))
     if not charts:
         return "<p>None of these runs has kept its figures by epoch.</p>"
-    note = '<p class="note">Of the validation images, where there are any. Seconds are of training and validation.</p>'
+    note = '<p class="note">Of the validation images, where there are any. Seconds count training and validation, '
+    note += "and what is written on the way.</p>"
     return f'{note}<div class="grid two">{"".join(charts)}</div>'
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import chosen, origin
+from vitreous.card import chosen, hardware, origin
 from vitreous.evaluation import Judged
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -173,13 +173,11 @@ def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None
     for name, answers in judged.items():
         rate = len(answers.labels) / max(answers.seconds, 1e-9)
         rows[f"answering, {SPLITS[name]} images"] = f"{rate:,.0f} images/s"
-    on_cpu, threads = environment["device"] == "cpu", environment["threads"]
     if memory is not None:
         on_gpu = environment["device"] not in ("cpu", "mps")
         where = "on the GPU" if on_gpu else "of RAM, in this process"
         rows["memory, at most"] = f"{memory / 2**30:.2f} GiB {where}"
-    where = f"{environment['processor']}, {threads} thread{'s' * (threads != 1)}" if on_cpu else environment["device"]
-    rows["computed on"] = f"{where}, {environment['precision']}"
+    rows["computed on"] = f"{hardware(environment)}, {environment['precision']}"
     return facts(rows)
 
 

@@ -1,6 +1,7 @@
 """From what the user typed to a recipe and its data, and the recipe fitted to them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
@@ -97,12 +98,15 @@ def data_of(recipe: Recipe) -> ImageSet:
 
 
 def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
-    """The data that a recipe names, unless it is given, and the recipe: one that names other data names none then."""
-    if data is None:
-        return recipe, data_of(recipe)
+    """The data that a recipe names, unless it is given, and the recipe as it fits: with no name of other data.
+
+    Broken files are left out where either says so, and then both do.
+    """
+    data = data_of(recipe) if data is None else data
     if recipe.data.source != data.source:  # not what the model will have seen
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": None})})
-    return recipe, data
+        recipe = recipe.changed("data", source=None)
+    skip_broken = recipe.data.skip_broken or data.skip_broken
+    return recipe.changed("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:

@@ -97,18 +97,18 @@ class Engine:
         return largest.tolist()
 
     def from_main(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns in the main process, the only one to call it. All raise its ValueError."""
+        """What `ask` returns in the main process, the only one to call it. All raise its ValueError or OSError."""
         if self.processes == 1:
             return ask()
         answer: Any = None
         if self.main:
             try:
                 answer = ask()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 answer = error
         box = [answer]
         distributed.broadcast_object_list(box, src=0, group=self._hosts)
-        if isinstance(box[0], ValueError):
+        if isinstance(box[0], ValueError | OSError):
             raise box[0]
         return box[0]
 

@@ -1,6 +1,7 @@
 """The run folder: where a run's files go, and the small ones among them."""
 
 import csv
+import fcntl
 import itertools
 import os
 import platform
@@ -16,12 +17,6 @@ from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
 from vitreous.files import replace_file
 from vitreous.recipe import Recipe, flat
-from vitreous.train.engine import is_main
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
@@ -71,12 +66,9 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """While inside, no other process trains into `folder`, as far as the system can tell. Raises ValueError."""
+def alone(folder: Path) -> Iterator[Path]:
+    """While inside, no other run uses `folder`, as far as the system can tell. Raises ValueError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None or not is_main():
-        yield
-        return
     handle = os.open(folder, os.O_RDONLY)  # the lock goes when the process does, however that ends
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +78,7 @@ def alone(folder: Path) -> Iterator[None]:
     except OSError:  # a file system without locks
         pass
     try:
-        yield
+        yield folder
     finally:
         os.close(handle)
 

@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from vitreous.files import replace_file, write_json
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import check_same_recipe, claimed
+from vitreous.train.folder import check_same_recipe
 from vitreous.train.progress import say
-from vitreous.train.run import Run, fit
+from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
 
 FIGURES = ("top1", "top5", "loss", "precision_macro", "recall_macro", "f1_macro")
@@ -44,43 +43,45 @@ def fit_folds(
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
     if "split_seed" not in recipe.data.model_fields_set:
-        recipe = _with(recipe, split_seed=recipe.seed % 2**32)
+        recipe = recipe.changed("data", split_seed=recipe.seed % 2**32)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
     if recipe.start.weights is not None:  # whose model it is
         recipe = load_start(recipe, data.class_names).recipe
-    recipe = fit_to_data(recipe, data.divided(_with(recipe, fold=1).data))
+    recipe = fit_to_data(recipe, data.divided(recipe.changed("data", fold=1).data))
     folds = recipe.data.folds
     if dry_run:
         say(console, f"the first of {folds} folds:")
-        return fit(_with(recipe, fold=1), data, out=out, device=device, dry_run=True, console=console)
+        return fit(recipe.changed("data", fold=1), data, out=out, device=device, dry_run=True, console=console)
 
-    folder = Engine(device).from_main(partial(claimed, out, data.name, resume))
-    if resume:
-        check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
-    elif is_main():
-        replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
-    runs = []
-    for fold in range(1, folds + 1):
-        own = folder / f"fold-{fold}"
-        if (own / "results.json").exists():
-            record = json.loads((own / "data.json").read_text())
-            if not recipe.data.skip_broken and differs(data.divided(_with(recipe, fold=fold).data), record):
-                raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-            runs.append(json.loads((own / "results.json").read_text()))
-            continue
-        say(console, f"fold {fold} of {folds}:")
-        begun = (own / "recipe.yaml").exists()
-        run = fit(_with(recipe, fold=fold), data, out=own, device=device, resume=begun, console=console)
-        if run.results is None:
-            say(console, f"go on with this and the other folds with: vitreous train --resume --out {folder}")
-            return Run(folder)
-        runs.append(run.results)
-    results = summarise(recipe, runs)
-    if is_main():
-        write_json(folder / "results.json", results)
-    return Run(folder, results)
+    with run_folder(Engine(device), out, data.name, resume) as folder:
+        if resume:
+            check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
+        elif is_main():
+            replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
+        runs = []
+        for fold in range(1, folds + 1):
+            own = folder / f"fold-{fold}"
+            if (own / "results.json").exists():
+                record = json.loads((own / "data.json").read_text())
+                if not recipe.data.skip_broken and differs(
+                    data.divided(recipe.changed("data", fold=fold).data), record
+                ):
+                    raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
+                runs.append(json.loads((own / "results.json").read_text()))
+                continue
+            say(console, f"fold {fold} of {folds}:")
+            begun = (own / "recipe.yaml").exists()
+            run = fit(recipe.changed("data", fold=fold), data, out=own, device=device, resume=begun, console=console)
+            if run.results is None:
+                say(console, f"go on with this and the other folds with: vitreous train --resume --out {folder}")
+                return Run(folder)
+            runs.append(run.results)
+        results = summarise(recipe, runs)
+        if is_main():
+            write_json(folder / "results.json", results)
+        return Run(folder, results)
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,8 +102,3 @@ def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
         if None not in values:
             results |= {key: values, f"{key}_mean": statistics.mean(values), f"{key}_sd": statistics.stdev(values)}
     return results
-
-
-def _with(recipe: Recipe, **options: int) -> Recipe:
-    """The recipe with other `data` options."""
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=options)})

@@ -55,7 +55,6 @@ class Job:
         console: Console,
     ):
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
-        self.skip_broken = recipe.data.skip_broken or data.skip_broken
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.engine = engine
         self.precision = pick_precision(recipe.precision, self.engine.device)
@@ -96,7 +95,7 @@ class Job:
             device=self.engine.device,
             memory_budget=int(recipe.data.memory_budget * 2**30),
             workers=recipe.data.workers,
-            skip_broken=self.skip_broken,
+            skip_broken=self.recipe.data.skip_broken,
             progress=decoding(self.console),
         )
         if self.start is not None:  # of the weights
@@ -145,8 +144,7 @@ class Job:
             self._features(self.plain_batches, self.recipe.optim.batch_size)
             times.append(time.monotonic())
         else:
-            images = self.recipe.augment.model_copy(update={"shrink": 1.0})  # the first ones may be small
-            whole = self.recipe.model_copy(update={"augment": images})
+            whole = self.recipe.changed("augment", shrink=1.0)  # the first images may be small
             hooks = Hooks(
                 on_step=lambda *_: times.append(time.monotonic()),
                 stop_requested=lambda: len(times) > min(8, self.steps),
@@ -334,7 +332,7 @@ class Job:
             precision=self.precision,
             memory_budget=self.recipe.data.memory_budget,
             workers=self.recipe.data.workers,
-            skip_broken=self.skip_broken,
+            skip_broken=self.recipe.data.skip_broken,
             progress=decoding(self.console),
         )
 

@@ -40,7 +40,7 @@ class State:
     train_seconds: float = 0.0
     """In training steps, over the whole run."""
     total_seconds: float = 0.0
-    """All that the run took, validation, checkpoints and hooks included."""
+    """Of the passes: training steps, validation, checkpoints and hooks."""
     val_seconds: float = 0.0
     """The longest validation."""
     best_epoch: int = 0
@@ -164,13 +164,13 @@ def train_loop(
     so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
-    call = compiled(model, recipe.compile, engine.device, total)
+    call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
 
     while not _over(state, recipe):
         model.train()
-        started, spent = time.monotonic(), state.total_seconds
+        started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
         mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
         image_size = recipe.model.image_size
@@ -178,10 +178,10 @@ def train_loop(
 
         for (_, images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
-            progress = max(done / total, min(spent / _time(state, recipe), 1))
+            progress = max(done / total, min(spent / deadline, 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
-            engine.unwrap(model).read_size(tuple(images.shape[2:]))
+            bare.read_size(tuple(images.shape[2:]))
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, engine)
             totals += sums
@@ -192,7 +192,7 @@ def train_loop(
                 optimizer.step()
                 optimizer.zero_grad()
             if average is not None:
-                average.update(engine.unwrap(model), done)
+                average.update(bare, done)
 
             state.step += 1
             state.images += size
@@ -202,7 +202,7 @@ def train_loop(
             stop, unsaved, unsaid, spent = engine.max(
                 hooks.stop_requested(), now - last_save, now - last_report, now - begun
             )
-            last = state.step == steps or spent >= _time(state, recipe)
+            last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits for the device
                 last_report, whole = now, engine.sum(totals)
@@ -215,7 +215,7 @@ def train_loop(
                 hooks.save()
                 started = time.monotonic()
                 if stop:
-                    engine.unwrap(model).read_size(recipe.model.image_size)
+                    bare.read_size(recipe.model.image_size)
                     return False
             if last:
                 break
@@ -228,8 +228,8 @@ def train_loop(
             "train_top1": top1,
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
-        judged = engine.unwrap(model) if average is None else average.module
-        engine.unwrap(model).read_size(recipe.model.image_size)
+        judged = bare if average is None else average.module
+        bare.read_size(recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))
@@ -258,7 +258,7 @@ def train_loop(
 
     if val is None:
         state.best_epoch = state.epoch
-        hooks.keep(engine.unwrap(model) if average is None else average.module)
+        hooks.keep(bare if average is None else average.module)
     return True
 
 
@@ -324,10 +324,10 @@ def _check_finite(loss: float, state: State) -> None:
 
 def _over(state: State, recipe: Recipe) -> bool:
     out_of_patience = recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
-    return state.epoch == recipe.epochs or out_of_patience or state.total_seconds >= _time(state, recipe)
+    return state.epoch == recipe.epochs or out_of_patience or state.total_seconds >= _deadline(state, recipe)
 
 
-def _time(state: State, recipe: Recipe) -> float:
+def _deadline(state: State, recipe: Recipe) -> float:
     """Seconds after which training ends, so that one more validation stays within the limit."""
     return math.inf if recipe.time_limit is None else recipe.time_limit - state.val_seconds
 

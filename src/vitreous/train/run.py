@@ -1,8 +1,8 @@
 """From a recipe and its data to a finished run folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,15 @@ from vitreous.train.loop import State
 from vitreous.train.progress import say, show_log
 from vitreous.train.start import check_start, load_start
 from vitreous.weights import Bundle
+
+
+@contextmanager
+def run_folder(
+    engine: Engine, out: Path | str | None, name: str, resume: bool, dry_run: bool = False
+) -> Iterator[Path]:
+    """While inside, the folder of a run, which no other run uses. Raises ValueError for one that it cannot have."""
+    with ExitStack() as stack:
+        yield engine.from_main(lambda: stack.enter_context(alone(claimed(out, name, resume, dry_run))))
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,7 @@ def fit(
             start = load_start(recipe, data.class_names)
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
-    folder = engine.from_main(partial(claimed, out, data.name, resume, dry_run))
-    with alone(folder), show_log(folder, console):
+    with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         job = Job(recipe, data, model, folder, engine, start, console)
         engine.from_main(job.describe)
         if dry_run:

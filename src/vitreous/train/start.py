@@ -80,7 +80,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
-    fitted = recipe.model_copy(update={"model": config, "data": recipe.data.model_copy(update={"fit": fit})})
+    fitted = recipe.changed("data", fit=fit).model_copy(update={"model": config})
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
 
 

@@ -5,6 +5,7 @@ Names and configs are those of the files on the Hub (model_type vit, dinov2 and 
 resamples the positions of DINOv2 without registers without antialiasing; we do with it, as of all others.
 """
 
+import math
 import re
 from collections.abc import Collection
 from typing import Any
@@ -145,6 +146,8 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of what a square would cover")
     if crop and (target[0] > whole or target[1] > size.get("width", whole)):
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of a smaller image")
+    if crop and math.floor(target[1] / (target[0] / whole) + 1e-6) != size.get("width", whole):  # ours cuts one share
+        raise ValueError(f"preprocessor_config.json cuts another share of the rows than of the columns: {crop}")
     normalised = config.get("do_normalize", True)
     mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * 3, (1,) * 3)
     return Preprocess(
