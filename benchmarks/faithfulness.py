@@ -17,7 +17,7 @@ from vitreous.data.sources import load
 from vitreous.device import pick_device
 from vitreous.explain import METHODS, explanation_maps, faithfulness, random_maps
 from vitreous.explain.explanations import batch_size
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
 
     device = pick_device(options.device)
-    bundle = Bundle.load(find_bundle(options.run), device)
+    bundle = Bundle.of(options.run)
     model, split = bundle.model, load(options.data).test
     rows = np.unique(np.linspace(0, len(split) - 1, options.images).astype(int))
     pixels = torch.from_numpy(split.images.read(rows, bundle.preprocess))

@@ -94,7 +94,7 @@ def partitions(task: Task, repeats: int) -> Iterator[tuple[str, int, np.ndarray,
 def probe(task: Task, repeats: int, pool: str) -> dict[str, float]:
     """Test top-1 of each partition; the features of all images, pooled so, are computed once."""
     bundle = load_features(task.weights, task.arch)
-    model = ViT(ViTConfig.model_validate(bundle.model.config.model_dump() | {"pool": pool}))
+    model = ViT(bundle.model.config.changed(pool=pool))
     body = {name: value for name, value in bundle.model.state_dict().items() if not name.startswith("head.")}
     model.load_state_dict(model.state_dict() | body)
     bundle = replace(bundle, model=model.eval())

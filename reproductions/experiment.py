@@ -27,8 +27,9 @@ from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import OptimOptions
-from vitreous.train.loop import State, epoch_order
+from vitreous.train.loop import State
 from vitreous.train.optim import rate_factor, set_rates
+from vitreous.train.order import epoch_order
 from vitreous.train.progress import Display
 
 CONSTANT = OptimOptions(schedule="constant", warmup=0.0)

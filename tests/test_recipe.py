@@ -8,8 +8,8 @@ from tiny import tiny_recipe
 
 from vitreous.model.summary import summarise
 from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names
-from vitreous.train.loop import steps_per_epoch
 from vitreous.train.optim import rate_factor
+from vitreous.train.order import steps_per_epoch
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What a model that leaves its run takes along: the run's record, and a card that is made of it and nothing else."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ import torch
 
 from vitreous.data.sources import HUB
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import top1_interval
+from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.weights.bundle import WEIGHTS, Bundle, find_bundle, read_config
+from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
 
 CARD = "README.md"
 # the rest is of one machine
@@ -57,14 +58,14 @@ def write_shared(
     dtype: of the weights (default: as they are). results: as its results.json shall say. repo: owner/name on the Hub,
     if it goes there. Where the images lay on the machine is left out, and so is the command.
     """
-    Bundle.load(find_bundle(run)).save(folder, dtype)
+    Bundle.of(run).save(folder, dtype)
     recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
     if Path(recipe.data.source or "").is_absolute():
-        recipe = recipe.changed("data", source=None)
+        recipe = recipe.with_options("data", source=None)
         data["source"] = data["name"]
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
-        recipe = recipe.changed("start", weights=weights)
+        recipe = recipe.with_options("start", weights=weights)
         results = results | {"start": results["start"] | {"weights": weights}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
@@ -211,17 +212,14 @@ def measured(results: dict[str, Any]) -> str:
 
 def figures(results: dict[str, Any]) -> str:
     """Test figures of the run's weights and, where others are shared, of those, as a table."""
-    rows = {"top-1": "top1", "top-5": "top5", "loss": "loss", "F1, macro": "f1_macro"}
-    rows |= {"precision, macro": "precision_macro", "recall, macro": "recall_macro"}
     columns = {"as trained": results["test"]}
     if "float16" in results:
         columns["in float16, as here"] = results["float16"]
     lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for label, key in rows.items():
-        values = [column[key] for column in columns.values()]
-        if None not in values:
-            as_text = "{:.4f}" if key == "loss" else "{:.2%}"
-            lines.append(f"| {label} | {' | '.join(map(as_text.format, values))} |")
+    for key in ("top1", "top5", "loss", "f1_macro", "precision_macro", "recall_macro"):
+        texts = [figure_text(key, column[key]) for column in columns.values()]
+        if "" not in texts:
+            lines.append(f"| {NAMES[key]} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -246,3 +244,11 @@ def hardware(environment: dict[str, Any]) -> str:
 
 def read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
+
+
+def read_history(run: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv, one an epoch; none where there is no such file."""
+    if not (run / "metrics.csv").is_file():
+        return []
+    with (run / "metrics.csv").open() as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

@@ -11,7 +11,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
-from vitreous.prediction import forward, read_image, split_features
+from vitreous.prediction import forward, read_image, split_logits
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
@@ -54,7 +54,8 @@ def embed_split(
         device=where,
         skip_broken=skip_broken or data.skip_broken,
     )
-    features = split_features(bundle.model.to(where), batches, bundle.preprocess, pick_precision(precision, where))
+    model, precision = bundle.model.to(where), pick_precision(precision, where)
+    features = split_logits(model, batches, bundle.preprocess, precision, features=True)
     names = [batches.images.describe(row) for row in range(len(batches))]
     return Features(features, batches.labels, data.class_names, names)
 

@@ -16,7 +16,7 @@ from vitreous.device import pick_device, pick_precision
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import split_logits
 from vitreous.recipe import read_recipe
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
 
@@ -44,18 +44,19 @@ def judge(
     *,
     device: torch.device,
     precision: str,
-    memory_budget: float = 4.0,
+    memory_budget: int = 4 << 30,
     workers: int = 2,
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Ask a bundle about every image of a split. progress: gets images done and in all, while they are decoded."""
+    """Ask a bundle about every image of a split. memory_budget: bytes of pixels that may live on the device.
+    progress: gets images done and in all, while they are decoded."""
     batches = Batches(
         split,
         bundle.preprocess,
         batch_size=256,
         device=device,
-        memory_budget=int(memory_budget * 2**30),
+        memory_budget=memory_budget,
         workers=workers,
         skip_broken=skip_broken,
         progress=progress,
@@ -95,7 +96,7 @@ def judge_run(
 ) -> Judged:
     """`evaluate`, with all that its figures came from."""
     where = pick_device(device)
-    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    bundle = Bundle.of(run)
     if data is None:
         data = own_data(run)
     image_set = data if isinstance(data, ImageSet) else load(data, skip_broken=skip_broken)
@@ -126,7 +127,7 @@ def own_data(run: Path | str | Bundle) -> ImageSet:
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken)
     data = data.divided(options)
-    if not options.skip_broken and differs(data, json.loads((folder / "data.json").read_text())):
+    if differs(data, json.loads((folder / "data.json").read_text())):
         raise ValueError(
             f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "
             "judge it on"

@@ -11,6 +11,11 @@ from safetensors import SafetensorError
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is told from a recipe that lies somewhere
 
 
+def first_line(error: Exception) -> str:
+    """Of what it says, or its kind where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, flush it to the disk, and move it there.
 
@@ -33,7 +38,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of a full disk
         if "memory" in str(error):  # of what was to be written
             raise
-        reason = str(error).splitlines()[0].removeprefix("Error while serializing: I/O error: ")
+        reason = first_line(error).removeprefix("Error while serializing: I/O error: ")
         raise OSError(f"cannot write {path}: {reason}") from error
     finally:
         part.unlink(missing_ok=True)

@@ -34,9 +34,9 @@ def figure_text(name: str, value: float | None) -> str:
     return {"count": f"{value:,.0f}", "loss": f"{value:.4f}", "temperature": f"{value:.3f}"}.get(name, f"{value:.2%}")
 
 
-def top1_interval(figures: dict[str, float | int | None]) -> tuple[float, float]:
-    """The 95% interval of a split's top-1."""
-    return wilson(round(figures["top1"] * figures["count"]), figures["count"])
+def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> tuple[float, float]:
+    """The 95% interval of a split's top-1, or of another share of its images."""
+    return wilson(round(figures[key] * figures["count"]), figures["count"])
 
 
 def classification_metrics(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> dict[str, float | int | None]:

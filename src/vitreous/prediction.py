@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -17,7 +18,7 @@ from vitreous.data.stores import BrokenImage, FileImages, as_text
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import replace_file
 from vitreous.preprocess import Preprocess
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
 
 
 class Prediction(NamedTuple):
@@ -34,7 +35,7 @@ def forward(
 ) -> Iterator[Tensor]:
     """Logits (B, K), float32 on the host, for each batch of uint8 images (B, C, H, W) on the model's device.
 
-    features: what the head reads of the model, (B, D), in place of its answer.
+    features: what the head reads of the model, (B, pooled_dim), in place of its answer.
     """
     model.eval()
     for images in batches:
@@ -45,19 +46,21 @@ def forward(
 
 
 def split_logits(
-    model: nn.Module, batches: Batches, preprocess: Preprocess, precision: str, order: Tensor | None = None
+    model: nn.Module,
+    batches: Batches,
+    preprocess: Preprocess,
+    precision: str,
+    order: Tensor | None = None,
+    *,
+    features: bool = False,
 ) -> Tensor:
-    """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K)."""
+    """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K).
+
+    features: what the head reads, (N, pooled_dim), in place of its answer.
+    """
     order = torch.arange(len(batches)) if order is None else order
-    return torch.cat(list(forward(model, (b.images for b in batches.epoch(order)), preprocess, precision)))
-
-
-def split_features(
-    model: nn.Module, batches: Batches, preprocess: Preprocess, precision: str, count: int | None = None
-) -> Tensor:
-    """What the head reads of each image of a split, or of the first `count`, in its order: (N, D)."""
-    images = (batch.images for batch in batches.epoch(torch.arange(len(batches))[:count]))
-    return torch.cat(list(forward(model, images, preprocess, precision, features=True)))
+    images = (batch.images for batch in batches.epoch(order))
+    return torch.cat(list(forward(model, images, preprocess, precision, features=features)))
 
 
 def predict(
@@ -80,35 +83,35 @@ def predict(
             raise ValueError(f"{name} is {value}: it must be at least 1")
     where = pick_device(device)
     precision = pick_precision(precision, where)
-    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
-    images = [images] if isinstance(images, Path | str | Image.Image) else images
-    names: list[str] = []  # of the images handed to the model and not yet answered
-
-    def batches() -> Iterator[Tensor]:
-        pixels: list[np.ndarray] = []
-        for image in images:
-            try:
-                pixels.append(read_image(image, bundle.preprocess))
-            except BrokenImage as error:
-                if broken is None:
-                    raise
-                broken.append(error)
-                continue
-            names.append(image_name(image))
-            if len(pixels) == batch_size:
-                yield torch.from_numpy(np.stack(pixels)).to(where)
-                pixels.clear()
-        if pixels:
-            yield torch.from_numpy(np.stack(pixels)).to(where)
+    bundle = Bundle.of(run)
+    model = bundle.model.to(where)
 
     def answers() -> Iterator[Prediction]:
-        for logits in forward(bundle.model.to(where), batches(), bundle.preprocess, precision):
-            answered, names[:] = names[: len(logits)], names[len(logits) :]
+        readable = read_images(images, bundle.preprocess, broken)
+        while part := list(islice(readable, batch_size)):
+            names, pixels = zip(*part, strict=True)
+            batch = torch.from_numpy(np.stack(pixels)).to(where)
+            (logits,) = forward(model, [batch], bundle.preprocess, precision)
             values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-            for name, value, index in zip(answered, values.tolist(), indices.tolist(), strict=True):
+            for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
 
     return answers()
+
+
+def read_images(
+    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
+    preprocess: Preprocess,
+    broken: list[BrokenImage] | None,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and pixels, uint8 (C, H, W) of the model's size, of each image, or of the one; broken as for `predict`."""
+    for image in [images] if isinstance(images, Path | str | Image.Image) else images:
+        try:
+            yield image_name(image), read_image(image, preprocess)
+        except BrokenImage as error:
+            if broken is None:
+                raise
+            broken.append(error)
 
 
 def read_image(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:

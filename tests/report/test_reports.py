@@ -251,16 +251,14 @@ def test_images_that_are_streamed_are_shown_too(tmp_path):
 
 ENVIRONMENT = {
     "command": "vitreous evaluate run 'x & y'", "packages": {"torch": "2"}, "device": "cpu", "threads": 1,
-    "processor": "a processor", "precision": "float32",
+    "processes": 1, "processor": "a processor", "precision": "float32",
 }  # fmt: skip
 
 
 def test_an_evaluation_has_its_report(tmp_path):
     bundle = replace(tiny_bundle(), temperature=1.5)
-    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
-    evaluation_report(
-        tmp_path / "report.html", judged, split="test", model="runs/x", data="photos", environment=ENVIRONMENT
-    )
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")._replace(name="test")
+    evaluation_report(tmp_path / "report.html", judged, model="runs/x", data="photos", environment=ENVIRONMENT)
     page = Page(tmp_path / "report.html")
     assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text
     assert f"{judged.figures['top1']:.2%}" in page.text and "vitreous evaluate run 'x & y'" in page.text
@@ -274,7 +272,8 @@ def test_a_split_of_one_image_is_enough(tmp_path):
     judged = judge(
         tiny_bundle(), Split(split.images.take([3]), split.labels[[3]]), device=torch.device("cpu"), precision="float32"
     )
-    evaluation_report(tmp_path / "r.html", judged, split="val", model="m", data=None, environment=ENVIRONMENT)
+    judged = judged._replace(name="val")
+    evaluation_report(tmp_path / "r.html", judged, model="m", data=None, environment=ENVIRONMENT)
     assert "judged on the 1 validation images of its own data." in Page(tmp_path / "r.html").text
 
 

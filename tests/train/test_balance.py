@@ -12,6 +12,7 @@ from tiny import equal, tiny_recipe, weights_of
 from vitreous.data.images import ImageSet
 from vitreous.train import job as job_module
 from vitreous.train import loop
+from vitreous.train.order import balanced_order, class_weights, epoch_rows
 from vitreous.train.run import fit
 
 LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
@@ -34,7 +35,7 @@ def recipe_of(balance, **changes):
 
 
 def test_balanced_sampling_shows_all_classes_equally_often():
-    order = loop.balanced_order(LABELS, seed=0, epoch=0)
+    order = balanced_order(LABELS, seed=0, epoch=0)
     counts = LABELS[order].bincount()
     assert len(order) == len(LABELS) == 51 and counts.tolist() == [17, 17, 17]
     seen = order.bincount(minlength=51)
@@ -44,27 +45,27 @@ def test_balanced_sampling_shows_all_classes_equally_often():
 
 
 def test_balanced_sampling_is_a_function_of_labels_seed_and_epoch():
-    orders = {key: loop.balanced_order(LABELS, *key).tolist() for key in [(0, 0), (0, 1), (1, 0)]}
-    assert orders[0, 0] == loop.balanced_order(LABELS, 0, 0).tolist()
+    orders = {key: balanced_order(LABELS, *key).tolist() for key in [(0, 0), (0, 1), (1, 0)]}
+    assert orders[0, 0] == balanced_order(LABELS, 0, 0).tolist()
     assert len({tuple(order) for order in orders.values()}) == 3
 
 
 def test_a_balanced_set_is_seen_once_each():
-    assert sorted(loop.balanced_order(torch.arange(30) % 3, 0, 0).tolist()) == list(range(30))
+    assert sorted(balanced_order(torch.arange(30) % 3, 0, 0).tolist()) == list(range(30))
 
 
 def test_copies_of_an_image_look_different_within_a_pass():
     recipe = recipe_of("sampling", augment={"rotation": 20})
-    order, draws = loop.epoch_rows(LABELS, recipe, 0)
+    order, draws = epoch_rows(LABELS, recipe, 0)
     looks = draws[order == order.bincount().argmax()]
     assert len(looks) == 6 and len(looks.unique(dim=0)) == 6
-    order, draws = loop.epoch_rows(LABELS, recipe_of("none", augment={"rotation": 20}), 0)
-    again, others = loop.epoch_rows(LABELS, recipe_of("weights", augment={"rotation": 20}), 0)
+    order, draws = epoch_rows(LABELS, recipe_of("none", augment={"rotation": 20}), 0)
+    again, others = epoch_rows(LABELS, recipe_of("weights", augment={"rotation": 20}), 0)
     assert torch.equal(order, again) and torch.equal(draws, others)
 
 
 def test_class_weights_make_all_classes_count_the_same():
-    weights = loop.class_weights(LABELS, 4)
+    weights = class_weights(LABELS, 4)
     totals = weights * LABELS.bincount(minlength=4)
     assert totals.tolist() == pytest.approx([17, 17, 17, 0]) and weights[LABELS].mean().item() == pytest.approx(1)
 

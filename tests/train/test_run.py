@@ -43,6 +43,7 @@ from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop
 from vitreous.train.folder import alone, claimed
+from vitreous.train.order import epoch_order
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -237,10 +238,10 @@ def test_the_time_needed_is_told_from_whole_images(trained, monkeypatch):
 
 
 def test_the_order_of_the_images_follows_from_seed_and_epoch():
-    orders = {(seed, epoch): loop.epoch_order(50, seed, epoch).tolist() for seed in (0, 1, 2) for epoch in (0, 1, 2)}
+    orders = {(seed, epoch): epoch_order(50, seed, epoch).tolist() for seed in (0, 1, 2) for epoch in (0, 1, 2)}
     assert all(sorted(order) == list(range(50)) for order in orders.values())
     assert len({tuple(order) for order in orders.values()}) == 9
-    assert orders[1, 2] == loop.epoch_order(50, 1, 2).tolist()
+    assert orders[1, 2] == epoch_order(50, 1, 2).tolist()
 
 
 def test_smoothed_labels_bound_the_loss_from_below(trained):

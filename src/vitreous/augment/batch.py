@@ -75,7 +75,8 @@ def plan(
         if config.mixup or config.cutmix:
             numbers |= _mixtures(draws, config, H, W)
         widths = [values.shape[1] for values in numbers.values()]
-        table = to_device(torch.cat([draws["flip"][:, :0], *numbers.values()], dim=1), device)
+        nothing = draws["flip"][:, :0]  # so that there is a table where nothing is asked for
+        table = to_device(torch.cat([nothing, *numbers.values()], dim=1), device)
         for i, part in enumerate(table.split(batch_size)):
             if begin + i * batch_size >= start:
                 own = dict(zip(numbers, part.split(widths, dim=1), strict=True))

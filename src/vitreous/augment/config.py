@@ -9,14 +9,16 @@ Area = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(gt=0)]
 
 
-class Augment(BaseModel, frozen=True, extra="forbid"):
+class Augment(BaseModel):
     """The `augment:` section of a recipe; everything is off by default.
 
     The geometry of an image (crop, flip, rotation, scale, shear, shift, RandAugment's, in this order) is one
     map, so that pixels are interpolated once. Then come color, RandAugment's colours, erasing and mixing.
     """
 
-    model_config = ConfigDict(allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     flip: Share = 0.0
     """Probability of a horizontal flip."""

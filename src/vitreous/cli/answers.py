@@ -43,7 +43,6 @@ def evaluate(
         evaluation_report(
             out / "report.html",
             judged,
-            split=judged.name,
             model=run,
             data=data,
             environment=environment(where, pick_precision("auto", where), 1),
@@ -107,9 +106,11 @@ def embed(
     bundle = load_features(run, arch, revision)
     query = None if nearest is None else embed_image(bundle, nearest, device)
     own = embed_split(bundle, images, split, device=device, skip_broken=skip_broken)
-    among = own if split == "train" else embed_split(bundle, images, "train", device=device, skip_broken=skip_broken)
-    how = "leave-one-out" if split == "train" else "neighbours from train"
-    accuracy = knn_accuracy(own, None if split == "train" else among, k)
+    among, how = None, "leave-one-out"
+    if split != "train":
+        among = embed_split(bundle, images, "train", device=device, skip_broken=skip_broken)
+        how = "neighbours from train"
+    accuracy = knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")
     if out is not None:
         write_parquet(own, out)

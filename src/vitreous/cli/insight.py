@@ -29,14 +29,14 @@ def explain(
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
     from vitreous.prediction import image_files, image_name
-    from vitreous.weights import Bundle, find_bundle
+    from vitreous.weights import Bundle
 
     check_folder(out)
     files = image_files(images)
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     stem_of = dict(zip(map(image_name, files), stems(files, out), strict=True))
-    bundle, broken = Bundle.load(find_bundle(run)), []
+    bundle, broken = Bundle.of(run), []
     options = {"method": method or DEFAULT, "target": target, "layer": layer, "head": head, "curves": curves}
     for explanation in ask(bundle, files, **options, device=device, broken=broken):
         stem = stem_of[explanation.image]

@@ -49,7 +49,12 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
 
 
 def differs(image_set: ImageSet, record: dict) -> bool:
-    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
+    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split.
+
+    Of a set whose broken files are left out that is not told: which they are shows only in reading.
+    """
+    if image_set.skip_broken:
+        return False
     per_class = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
     return list(image_set.class_names) != record["classes"] or per_class != record["per_class"]
 

@@ -16,8 +16,7 @@ def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
         for read in (_idx, _cifar_binary, _cifar_python):
             if parts := read(folder):
                 train, test, class_names = parts
-                kwargs = {"class_names": class_names, "name": name, "source": source}
-                return ImageSet.from_arrays(*train, test=test, **kwargs)
+                return ImageSet.from_arrays(*train, test=test, class_names=class_names, name=name, source=source)
     return None
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.stores import SAMPLE, Images, header_shape, identity
+from vitreous.files import first_line
 
 log = logging.getLogger("vitreous")
 
@@ -50,7 +51,7 @@ class ParquetImages(Images):
         return identity(self.files, self.column)
 
     def _encoded(self, row: int) -> io.BytesIO:
-        group = int(np.searchsorted(self.starts, row, side="right")) - 1
+        group = self._group(row)
         with self._lock:
             if group not in self._held:
                 self._held[group] = self._read_group(*self.groups[group])
@@ -61,6 +62,10 @@ class ParquetImages(Images):
         if encoded is None:
             raise ValueError(f"column '{self.column}' holds no bytes here")
         return io.BytesIO(encoded)
+
+    def _group(self, row: int) -> int:
+        """The row group that holds a row."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
 
     def _read_group(self, file: int, group: int):
         import pyarrow as pa
@@ -80,7 +85,7 @@ class ParquetImages(Images):
             return header_shape(image)
 
     def _name(self, row):
-        file, _ = self.groups[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        file, _ = self.groups[self._group(row)]
         first = self.starts[self.groups.index((file, 0))]
         return f"{self.files[file]}: row {row - first}"
 
@@ -102,7 +107,7 @@ def read_parquet(root: Path, files: list[Path], name: str, source: str) -> Image
     try:
         return _read_parquet(root, files, name, source)
     except (pa.ArrowException, json.JSONDecodeError) as error:
-        reason = str(error).splitlines()[0][:120]
+        reason = first_line(error)[:120]
         raise ValueError(f"{source}: its parquet files are damaged or not alike: {reason}") from error
 
 

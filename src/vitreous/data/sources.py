@@ -12,6 +12,7 @@ from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import SPLITS, read_parquet
 from vitreous.data.stores import FileImages, as_text
+from vitreous.files import first_line
 
 log = logging.getLogger("vitreous")
 
@@ -101,7 +102,7 @@ def _download(repo: str) -> Path:
     try:
         root = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=[pattern])
     except Exception as error:  # from no network to no such repository
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = first_line(error)
         raise ValueError(
             f"cannot download the dataset {repo} ({reason}): connect to the network, or put its files into a "
             f"folder and give that, for a named set as $VITREOUS_DATA/<name>"

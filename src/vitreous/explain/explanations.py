@@ -17,11 +17,11 @@ from vitreous.data.stores import BrokenImage
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
 from vitreous.explain.faithfulness import Curves, faithfulness, random_maps
-from vitreous.explain.methods import DEFAULT, Method, check_choice, explanation_maps, rollout, through, to_share
+from vitreous.explain.methods import DEFAULT, Method, check_choice, explanation_maps, patch_map, rollout, through
 from vitreous.files import write_json
 from vitreous.model import ViTConfig
-from vitreous.prediction import image_name, read_image
-from vitreous.weights import Bundle, find_bundle
+from vitreous.prediction import read_images
+from vitreous.weights import Bundle
 
 TOP = 5
 WEIGHTS = 1 << 26  # attention weights that one batch may keep: 256 MiB
@@ -89,14 +89,13 @@ def explain(
     deletion and insertion. Raises ValueError for a method, class, layer or head that is not there.
     """
     where = pick_device(device)
-    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    bundle = Bundle.of(run)
     check_choice(bundle.model, method, layer, head)
     chosen = None if target is None else class_index(target, bundle.class_names)
     bundle.model.to(where).eval()
-    images = [images] if isinstance(images, Path | str | Image.Image) else images
 
     def answers() -> Iterator[Explanation]:
-        readable = _read(images, bundle, broken)
+        readable = read_images(images, bundle.preprocess, broken)
         while part := list(islice(readable, batch_size(bundle.model.config))):
             names, pixels = zip(*part, strict=True)
             yield from _explain_batch(bundle, names, np.stack(pixels), where, method, chosen, layer, head, curves)
@@ -128,10 +127,7 @@ def _explain_batch(
     heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
     flow = rollout(seen.attention, row)
 
-    def on_grid(x: Tensor) -> Tensor:
-        return to_share(x[..., config.prefix :].unflatten(-1, config.grid))
-
-    heads, flow, host_maps = (x.cpu().numpy() for x in (on_grid(heads), on_grid(flow), maps))
+    heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, config), patch_map(flow, config), maps))
     measured = random = None
     if curves:
         measured = faithfulness(model, images, maps, targets, bundle.temperature)
@@ -226,14 +222,3 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
             raise ValueError(f"{folder / f'{stem}.png'} is there and is no explanation: name another folder with --out")
         result.append(folder / stem)
     return result
-
-
-def _read(images: Iterable, bundle: Bundle, broken: list[BrokenImage] | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and fitted pixels of each image that can be read."""
-    for image in images:
-        try:
-            yield image_name(image), read_image(image, bundle.preprocess)
-        except BrokenImage as error:
-            if broken is None:
-                raise
-            broken.append(error)

@@ -21,7 +21,7 @@ from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import batch_size
 from vitreous.files import write_json
 from vitreous.model import ViT
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
 
@@ -47,7 +47,7 @@ def look(
     if count < 1:
         raise ValueError(f"count is {count}: it must be at least 1")
     where, out = pick_device(device), Path(out)
-    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    bundle = Bundle.of(run)
     model = bundle.model.to(where).eval()
     components, shares = filter_components(patch_filters(model))
     positions = position_similarity(model).cpu().numpy()

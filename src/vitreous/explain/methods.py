@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.explain.attention import open_pass
-from vitreous.model import ViT
+from vitreous.model import ViT, ViTConfig
 
 Method = Literal["integrated_gradients", "gradient_rollout", "rollout", "grad_cam", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -66,7 +66,12 @@ def explanation_maps(
     else:
         tokens = seen.tokens[layer - 1]
         relevance = grad_cam(tokens.detach(), torch.autograd.grad(score, tokens)[0], prefix)
-    return to_share(relevance[:, prefix:].unflatten(1, model.config.grid))
+    return patch_map(relevance, model.config)
+
+
+def patch_map(relevance: Tensor, config: ViTConfig) -> Tensor:
+    """Relevance of all tokens (..., N) -> that of the patches as a map (..., rows, columns) that sums to 1."""
+    return to_share(relevance[..., config.prefix :].unflatten(-1, config.grid))
 
 
 def integrated_gradients(model: ViT, images: Tensor, target: Tensor, steps: int = STEPS) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
-from vitreous.explain.methods import through, to_share
+from vitreous.explain.methods import patch_map, through
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
@@ -20,7 +20,7 @@ from vitreous.page import png, write_page
 from vitreous.plots import heat, overlay
 from vitreous.prediction import image_name, read_image
 from vitreous.preprocess import Preprocess
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
 
 SHEET = Path(__file__).with_name("walk.css")
 POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos_1d], "sincos2d": [sincos_2d]}
@@ -57,10 +57,10 @@ def walk(
     image that cannot be read.
     """
     where = pick_device(device)
-    bundle = run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    bundle = Bundle.of(run)
     model, out = bundle.model.to(where).eval(), Path(out)
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
-    normalised = bundle.preprocess.normalise(torch.from_numpy(np.stack([pixels])).to(where))
+    normalised = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(where))
     seen = open_pass(model, normalised)
     logits = torch.cat([read_out(model, x) for x in seen.tokens])  # (L + 1, K)
     lens = (logits / bundle.temperature).softmax(dim=1).cpu().numpy()
@@ -77,9 +77,10 @@ def walk(
         _tokens(model, seen.tokens[0]),
     ]
     for depth, weights in enumerate(seen.attention, start=1):
-        heads = [_map(model.config, through(row, weights[:, head])) for head in range(weights.shape[1])]
+        heads = torch.cat([patch_map(through(row, head), model.config) for head in weights.unbind(1)]).cpu().numpy()
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
-    body.append(_end(bundle, shown, _map(model.config, row), lens, top))
+    read = patch_map(row, model.config)[0].cpu().numpy()
+    body.append(_end(bundle, shown, read, lens, top))
     title = f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}"
     write_page(out, title=title, sheet=SHEET, body="\n".join(body))
     return out
@@ -149,7 +150,7 @@ def _tokens(model: ViT, tokens: Tensor) -> str:
     )
 
 
-def _block(model: ViT, depth: int, shown: np.ndarray, heads: list[np.ndarray], answers: str) -> str:
+def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers: str) -> str:
     config = model.config
     N, h, d = config.tokens, config.heads, config.head_dim
     parts = [f"<h2>Block {depth} of {config.depth}</h2>"]
@@ -238,11 +239,6 @@ def _answers(probabilities: np.ndarray, names: tuple[str, ...], count: int = 3) 
 
 def _cell(probability: float) -> str:
     return f'<td>{probability:.1%}<span class="bar" style="width:{probability:.1%}"></span></td>'
-
-
-def _map(config: ViTConfig, row: Tensor) -> np.ndarray:
-    """What a row of weights (1, N) gives the patches: (rows, columns)."""
-    return to_share(row[:, config.prefix :].unflatten(1, config.grid))[0].float().cpu().numpy()
 
 
 def _bytes(pixels: np.ndarray) -> np.ndarray:

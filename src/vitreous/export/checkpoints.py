@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vitreous.export.graphs import Answer
+from vitreous.export.graphs import Answer, Deployed
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
@@ -107,12 +107,12 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
         weights, config = without_placed_prefix(weights, config)
         nothing = torch.zeros_like(weights["positions"][:, :1])
         weights["positions"] = torch.cat([nothing, weights["positions"]], dim=1)
-        config = changed(config, position_tokens="class")
+        config = config.changed(position_tokens="class")
     if dino and config.layer_scale is None:
         for i in range(config.depth):
             for scale in ("scale1", "scale2"):
                 weights[f"blocks.{i}.{scale}.gamma"] = torch.ones(config.dim)
-        config = changed(config, layer_scale=1.0)
+        config = config.changed(layer_scale=1.0)
 
     kind = ("dinov2_with_registers" if config.registers else "dinov2") if dino else "vit"
     model_class = {"vit": "ViT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
@@ -181,8 +181,8 @@ def reworded(bundle: Bundle) -> tuple[Weights, ViTConfig]:
     for name in [name for name in weights if name.startswith("blocks.") and weights[name].ndim == 2]:
         weights.setdefault(name.replace(".weight", ".bias"), torch.zeros(len(weights[name])))
     after = config.norm_after_pool and config.pool != "cls"  # for one token the two are the same
-    return weights, changed(
-        config, patch_embedding="conv", positions="learned", bias=True, qkv_bias=True, norm_after_pool=after
+    return weights, config.changed(
+        patch_embedding="conv", positions="learned", bias=True, qkv_bias=True, norm_after_pool=after
     )
 
 
@@ -195,11 +195,7 @@ def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights,
             weights["class_token"] = weights["class_token"] + placed[:, :1]
         else:
             weights["registers"][:, row - config.class_token] += placed[:, row]
-    return weights, changed(config, position_tokens="patches")
-
-
-def changed(config: ViTConfig, **changes: Any) -> ViTConfig:
-    return ViTConfig.model_validate(config.model_dump() | changes)
+    return weights, config.changed(position_tokens="patches")
 
 
 def _lacks(config: ViTConfig) -> list[str]:
@@ -228,5 +224,4 @@ def _write(folder: Path, weights: Weights, content: dict[str, Any]) -> Answer:
     apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     replace_file(folder / WEIGHTS, lambda part: save_file(apart, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, content)
-    read, _ = load_weights(folder)
-    return lambda pixels: read.model(read.preprocess.normalise(pixels))
+    return Deployed(load_weights(folder)[0])

@@ -5,11 +5,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
-from vitreous.export.graphs import NEEDED, check_installed, write_int8, write_onnx, write_pt2
+from vitreous.export.graphs import NEEDED, Deployed, check_installed, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.files import check_folder, write_json
 from vitreous.weights import Bundle, find_bundle
@@ -53,16 +52,13 @@ def export_run(
     check_folder(folder)
     bundle = Bundle.load(source)
 
-    def before(pixels: Tensor) -> Tensor:
-        return bundle.model(bundle.preprocess.normalise(pixels))
-
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch, torch.no_grad():
         part = Path(scratch)
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         rounded = form == "int8"
         inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES))
-        figures = compare(before, after, inputs)
+        figures = compare(Deployed(bundle), after, inputs)
         if fault := faults(figures, tolerance, rounded=rounded):
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
         receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance} | figures

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from vitreous.card import CARD, finished, write_shared
+from vitreous.files import first_line
 
 
 class Pushed(NamedTuple):
@@ -42,7 +43,7 @@ def _upload(folder: Path, repo: str) -> None:
         api.create_repo(repo, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
     except Exception as error:  # from no network to no right to write there
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = first_line(error)
         raise ValueError(
             f"cannot upload to {repo} ({reason}): log in with 'hf auth login', or see the files with --dry-run"
         ) from error

@@ -53,10 +53,11 @@ def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
         sizes.append(min(BATCHES[-1], len(inputs.pixels) - sum(sizes)))
     logits: dict[str, list[Tensor]] = {"before": [], "after": []}
     seconds = dict.fromkeys(logits, 0.0)
-    for call in (before, after):
+    calls = {"before": before, "after": after}
+    for call in calls.values():
         call(inputs.pixels[:1])  # warm-up
     for batch in inputs.pixels.split(sizes):
-        for name, call in (("before", before), ("after", after)):
+        for name, call in calls.items():
             answer, taken = _timed(call, batch)
             logits[name].append(answer)
             seconds[name] += taken

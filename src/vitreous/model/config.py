@@ -138,6 +138,10 @@ class ViTConfig(BaseModel):
                 f"needs {halvings} of stride 2: give {halvings - 1} or more stem_channels"
             )
 
+    def changed(self, **fields: Any) -> "ViTConfig":
+        """The same with other fields, checked. Raises pydantic's ValidationError, a ValueError."""
+        return ViTConfig.model_validate(self.model_dump() | fields)
+
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""

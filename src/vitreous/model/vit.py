@@ -171,7 +171,7 @@ class ViT(nn.Module):
         return x if self.config.norm_after_pool else self.norm(x)
 
     def pooled(self, features: Tensor) -> Tensor:
-        """What the head reads of the tokens of `forward_features`: (B, N, D) -> (B, D)."""
+        """What the head reads of the tokens of `forward_features`: (B, N, D) -> (B, pooled_dim)."""
         x = self.pool(features)
         return self.norm(x) if self.config.norm_after_pool else x
 
@@ -215,7 +215,7 @@ class ViT(nn.Module):
         """
         if image_size == self.image_size:
             return
-        self.image_size = ViTConfig.model_validate(self.config.model_dump() | {"image_size": image_size}).image_size
+        self.image_size = self.config.changed(image_size=image_size).image_size
         if self.config.positions == "rope" and image_size != self.config.image_size:
             cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)
             self.resized_rotary = cos.to(self.rotary_cos), sin.to(self.rotary_sin)
@@ -237,7 +237,7 @@ class ViT(nn.Module):
 
     def reset_head(self, num_classes: int) -> None:
         """Replace the head by a fresh one of `num_classes` outputs, which answers 0 for all of them."""
-        config = ViTConfig.model_validate(self.config.model_dump() | {"num_classes": num_classes})
+        config = self.config.changed(num_classes=num_classes)
         like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
         self.config = config
         last = nn.Linear(config.head_hidden or config.pooled_dim, num_classes, **like)
@@ -276,24 +276,23 @@ class ViT(nn.Module):
     def _make_positions(self) -> None:
         """`positions`, added to the tokens that have one, the last of N, (1, <= N, D) or None; or rotary tables."""
         config = self.config
-        length = config.placed_prefix + math.prod(config.grid)
-        tables = {
-            "learned": lambda: torch.randn(length, config.dim) * 0.02,
-            "sincos": lambda: sincos_1d(length, config.dim),
-            "sincos_learned": lambda: sincos_1d(length, config.dim),
-            "sincos2d": lambda: torch.cat(
-                [torch.zeros(length - math.prod(config.grid), config.dim), sincos_2d(config.grid, config.dim)]
-            ),
-        }
         if config.positions == "rope":
             self.positions = None
             cos, sin = rotary_table(config.grid, config.head_dim, config.prefix)
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
-        elif config.positions in ("learned", "sincos_learned"):
-            self.positions = nn.Parameter(tables[config.positions]()[None])
+            return
+        length = config.placed_prefix + math.prod(config.grid)
+        if config.positions == "learned":
+            table = torch.randn(length, config.dim) * 0.02
+        elif config.positions == "sincos2d":
+            table = F.pad(sincos_2d(config.grid, config.dim), (0, 0, config.placed_prefix, 0))
         else:
-            self.register_buffer("positions", tables[config.positions]()[None], persistent=False)
+            table = sincos_1d(length, config.dim)
+        if config.positions in ("learned", "sincos_learned"):
+            self.positions = nn.Parameter(table[None])
+        else:
+            self.register_buffer("positions", table[None], persistent=False)
 
     def _start(self) -> None:
         for module in self.patches.modules():

@@ -106,7 +106,7 @@ class Recipe(Section):
                 f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
             )
 
-    def changed(self, section: str, **options: Any) -> "Recipe":
+    def with_options(self, section: str, **options: Any) -> "Recipe":
         """The recipe with other options in a section; they are not checked."""
         return self.model_copy(update={section: getattr(self, section).model_copy(update=options)})
 

@@ -50,7 +50,7 @@ def _figure(key: str, figures: dict[str, Any]) -> str:
     """A figure, shares of images with their interval."""
     if key not in ("top1", "top5"):
         return figure_text(key, figures[key])
-    low, high = wilson(round(figures[key] * figures["count"]), figures["count"])
+    low, high = top1_interval(figures, key)
     return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
 
 
@@ -204,10 +204,9 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> 
     """One figure an image: what it is, what was answered, and how sure."""
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
-    asked = (
-        x.to(next(bundle.model.parameters()).device) for x in (torch.from_numpy(pixels), shares[rows].argmax(dim=1))
-    )
-    maps = evidence(bundle, *asked, method).cpu().numpy()
+    where = next(bundle.model.parameters()).device
+    answered = shares[rows].argmax(dim=1)
+    maps = evidence(bundle, torch.from_numpy(pixels).to(where), answered.to(where), method).cpu().numpy()
     items = []
     for i, row in enumerate(rows.tolist()):
         answer, truth = int(shares[row].argmax()), int(answers.labels[row])

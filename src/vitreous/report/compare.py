@@ -1,7 +1,5 @@
 """Finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
 
-import csv
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from vitreous.metrics import top1_interval
+from vitreous.card import read, read_history
+from vitreous.metrics import figure_text, top1_interval
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.layout import SPLITS, Section, scroll, write_report
@@ -41,11 +40,7 @@ def read_run(run: Path | str) -> Finished:
     missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")
-    history = []
-    if (folder / "metrics.csv").is_file():
-        with (folder / "metrics.csv").open() as file:
-            history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    results, data = (json.loads((folder / name).read_text()) for name in ("results.json", "data.json"))
+    results, data = read(folder / "results.json"), read(folder / "data.json")
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     return Finished(
@@ -53,7 +48,7 @@ def read_run(run: Path | str) -> Finished:
         results=results,
         recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
         data=data,
-        history=history,
+        history=read_history(folder),
     )
 
 
@@ -63,8 +58,8 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     def row(name: str, text: Callable[[Finished], str | None]) -> tuple[str, list[str]]:
         return name, [text(run) or "" for run in runs]
 
-    def of(split: str, key: str, form: str) -> Callable[[Finished], str | None]:
-        return lambda run: None if run.figure(split, key) is None else form.format(run.figure(split, key))
+    def of(split: str, key: str) -> Callable[[Finished], str]:
+        return lambda run: figure_text(key, run.figure(split, key))
 
     def interval(split: str) -> Callable[[Finished], str | None]:
         def text(run: Finished) -> str | None:
@@ -80,13 +75,13 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 
     rows = [
         row("data", lambda run: run.data["name"]),
-        row("test top-1", of("test", "top1", "{:.2%}")),
+        row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
-        row("validation top-1", of("val", "top1", "{:.2%}")),
+        row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
-        row("test loss", of("test", "loss", "{:.4f}")),
-        row("test calibration error", of("test", "ece", "{:.2%}")),
-        row("test images", of("test", "count", "{:,}")),
+        row("test loss", of("test", "loss")),
+        row("test calibration error", of("test", "ece")),
+        row("test images", of("test", "count")),
         row("parameters", cost("params", "{:,.0f}")),
         row("epochs", cost("epochs", "{:,.0f}")),
         row("seconds", cost("train_seconds", "{:,.0f}")),

@@ -1,7 +1,5 @@
 """The reports that training and evaluation end with."""
 
-import csv
-import json
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -11,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import chosen, hardware, origin
+from vitreous.card import chosen, hardware, origin, read, read_history
 from vitreous.evaluation import Judged
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -34,12 +32,8 @@ def train_report(
     judged: the kept model on `val` and `test`, as far as there are such images. samples: augmented images
     (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
     """
-    results, data, environment = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("results", "data", "environment")
-    )
+    results, data, environment = (read(folder / f"{name}.json") for name in ("results", "data", "environment"))
     recipe = read_recipe(str(folder / "recipe.yaml"))
-    with (folder / "metrics.csv").open() as file:
-        history = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     config, took = bundle.model.config, duration(results["train_seconds"])
     lead = (
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
@@ -65,7 +59,7 @@ def train_report(
     ]
     sections = [
         results_section(judged, tiles, chosen(results) + untouched),
-        Section("learning", "Learning", _learning(history, results["best_epoch"])),
+        Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"])),
         *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
@@ -78,12 +72,14 @@ def evaluation_report(
     file: Path,
     judged: Judged,
     *,
-    split: str,
     model: str,
     data: str | None,
     environment: dict[str, Any],
 ) -> None:
-    """Write the report of a model judged on a split. model, data: what the user called them; None: the run's own."""
+    """Write the report of a model judged on the split `judged.name`.
+
+    model, data: what the user called them; None: the run's own.
+    """
     bundle, count = judged.bundle, judged.figures["count"]
     source = data or "its own data"
     tiles = {
@@ -98,14 +94,14 @@ def evaluation_report(
     shots = [shot(image, name, escape(name)) for image, name in zip(pixels, names, strict=True)]
     seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
     sections = [
-        results_section({split: judged}, tiles, ""),
-        *answer_sections({split: judged}),
+        results_section({judged.name: judged}, tiles, ""),
+        *answer_sections({judged.name: judged}),
         Section("samples", "What the model saw", seen),
-        Section("speed", "Speed and memory", _speed({}, {split: judged}, None, environment)),
+        Section("speed", "Speed and memory", _speed({}, {judged.name: judged}, None, environment)),
         Section("made", "How it was made", _command(environment) + _environment(environment)),
     ]
     heading = f"{Path(model).name} on {Path(source).name}"
-    lead = f"{model}, judged on the {count:,} {SPLITS[split]} images of {source}."
+    lead = f"{model}, judged on the {count:,} {SPLITS[judged.name]} images of {source}."
     write_report(file, kind="Evaluation report", heading=heading, lead=lead, sections=sections)
 
 

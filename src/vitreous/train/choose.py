@@ -104,9 +104,9 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """
     data = data_of(recipe) if data is None else data
     if recipe.data.source != data.source:  # not what the model will have seen
-        recipe = recipe.changed("data", source=None)
+        recipe = recipe.with_options("data", source=None)
     skip_broken = recipe.data.skip_broken or data.skip_broken
-    return recipe.changed("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
+    return recipe.with_options("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:

@@ -14,6 +14,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
+from vitreous.files import first_line
 
 LONGEST_WAIT = timedelta(hours=12)  # of processes for each other, as while one decodes the images for all
 
@@ -143,7 +144,7 @@ class Engine:
             try:
                 self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
             except Exception as error:  # each tracker has errors of its own
-                raise ValueError(f"cannot start the tracker: {str(error).splitlines()[0]}; leave track out") from error
+                raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self._tracked:

@@ -43,17 +43,17 @@ def fit_folds(
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
     if "split_seed" not in recipe.data.model_fields_set:
-        recipe = recipe.changed("data", split_seed=recipe.seed % 2**32)
+        recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
     if recipe.start.weights is not None:  # whose model it is
         recipe = load_start(recipe, data.class_names).recipe
-    recipe = fit_to_data(recipe, data.divided(recipe.changed("data", fold=1).data))
+    recipe = fit_to_data(recipe, data.divided(recipe.with_options("data", fold=1).data))
     folds = recipe.data.folds
     if dry_run:
         say(console, f"the first of {folds} folds:")
-        return fit(recipe.changed("data", fold=1), data, out=out, device=device, dry_run=True, console=console)
+        return fit(recipe.with_options("data", fold=1), data, out=out, device=device, dry_run=True, console=console)
 
     with run_folder(Engine(device), out, data.name, resume) as folder:
         if resume:
@@ -62,18 +62,16 @@ def fit_folds(
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
         runs = []
         for fold in range(1, folds + 1):
-            own = folder / f"fold-{fold}"
+            own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
             if (own / "results.json").exists():
                 record = json.loads((own / "data.json").read_text())
-                if not recipe.data.skip_broken and differs(
-                    data.divided(recipe.changed("data", fold=fold).data), record
-                ):
+                if differs(data.divided(part.data), record):
                     raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
                 runs.append(json.loads((own / "results.json").read_text()))
                 continue
             say(console, f"fold {fold} of {folds}:")
             begun = (own / "recipe.yaml").exists()
-            run = fit(recipe.changed("data", fold=fold), data, out=own, device=device, resume=begun, console=console)
+            run = fit(part, data, out=own, device=device, resume=begun, console=console)
             if run.results is None:
                 say(console, f"go on with this and the other folds with: vitreous train --resume --out {folder}")
                 return Run(folder)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -22,16 +21,17 @@ from vitreous.data.loaders import Batches
 from vitreous.device import peak_memory, pick_precision
 from vitreous.evaluation import Judged, judge
 from vitreous.files import write_json
-from vitreous.metrics import classification_metrics, confusion, fit_temperature, top_k
+from vitreous.metrics import classification_metrics, confusion, fit_temperature
 from vitreous.model import ViT
-from vitreous.prediction import split_features
+from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
-from vitreous.train.loop import Hooks, State, augment_batch, epoch_rows, steps_per_epoch, train_loop
+from vitreous.train.loop import Hooks, State, augment_batch, loss_and_top1, train_loop
 from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
@@ -56,6 +56,7 @@ class Job:
     ):
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.checkpoint = folder / "checkpoints" / "last.pt"
+        self.memory_budget = int(recipe.data.memory_budget * 2**30)  # bytes
         self.engine = engine
         self.precision = pick_precision(recipe.precision, self.engine.device)
         if recipe.optim.batch_size % self.engine.processes:
@@ -78,6 +79,7 @@ class Job:
         decay = recipe.optim.ema
         self.average = Average(self.engine.unwrap(self.model), decay) if decay else None
         self.state = State()
+        self.head: Head | None = None  # of a probe
 
     def _load_images(self) -> None:
         """Decode and place the training and validation images. The test images are left alone until the end."""
@@ -93,7 +95,7 @@ class Job:
             Batches,
             batch_size=recipe.optim.batch_size // self.engine.processes,
             device=self.engine.device,
-            memory_budget=int(recipe.data.memory_budget * 2**30),
+            memory_budget=self.memory_budget,
             workers=recipe.data.workers,
             skip_broken=self.recipe.data.skip_broken,
             progress=decoding(self.console),
@@ -144,7 +146,7 @@ class Job:
             self._features(self.plain_batches, self.recipe.optim.batch_size)
             times.append(time.monotonic())
         else:
-            whole = self.recipe.changed("augment", shrink=1.0)  # the first images may be small
+            whole = self.recipe.with_options("augment", shrink=1.0)  # the first images may be small
             hooks = Hooks(
                 on_step=lambda *_: times.append(time.monotonic()),
                 stop_requested=lambda: len(times) > min(8, self.steps),
@@ -202,8 +204,7 @@ class Job:
         row: dict[str, float] = {"epoch": 1}
         for name, (x, labels) in features.items():
             logits = x @ self.head.weight.T + self.head.bias
-            row[f"{name}_loss"] = F.cross_entropy(logits, labels).item()
-            row[f"{name}_top1"] = top_k(logits, labels, 1)
+            row[f"{name}_loss"], row[f"{name}_top1"] = loss_and_top1(logits, labels)
         state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
         write_csv(self.folder / "metrics.csv", state.history)
 
@@ -232,7 +233,8 @@ class Job:
     def _features(self, batches: Batches, count: int | None = None) -> Tensor:
         """Of the images of a split, or of the first `count`: (N, D)."""
         model = self.engine.unwrap(self.model)
-        return split_features(model, batches, self.preprocess, self.precision, count)
+        rows = torch.arange(len(batches))[:count]
+        return split_logits(model, batches, self.preprocess, self.precision, rows, features=True)
 
     def _loop(self, hooks: Hooks, recipe: Recipe) -> bool:
         return train_loop(
@@ -318,7 +320,7 @@ class Job:
             "peak_memory": peak_memory(self.engine.device),
             **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
         }
-        if self.recipe.start.probe:
+        if self.head is not None:
             results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
         write_json(self.folder / "results.json", results)
         _report(self.folder, bundle, judged, lambda: self._first_batch(32))
@@ -330,7 +332,7 @@ class Job:
             split,
             device=self.engine.device,
             precision=self.precision,
-            memory_budget=self.recipe.data.memory_budget,
+            memory_budget=self.memory_budget,
             workers=self.recipe.data.workers,
             skip_broken=self.recipe.data.skip_broken,
             progress=decoding(self.console),

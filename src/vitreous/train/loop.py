@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.augment import Changes, augment, draw, mix, plan
+from vitreous.augment import Changes, augment, mix, plan
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast, compiled, widest_float
 from vitreous.prediction import split_logits
@@ -20,6 +19,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
 from vitreous.train.optim import Average, rate_factor, set_rates
+from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
 
 CHECKPOINT_SECONDS = 60
 
@@ -76,45 +76,6 @@ class Hooks:
     """Asked after each step; the loop saves and returns when true."""
 
 
-def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Whole batches in a pass; a set smaller than one batch is one step."""
-    return max(images // batch_size, 1)
-
-
-def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
-    """The order of the training images in a pass: (images,) row numbers, a function of seed and epoch alone."""
-    return torch.from_numpy(np.random.default_rng((seed, epoch, 1)).permutation(images))
-
-
-def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
-    """As many row numbers as there are images, with all classes equally often, a function of labels, seed and epoch.
-
-    A class's images come in turn, in an order of their own each time round.
-    """
-    rng = np.random.default_rng((seed, epoch, 1))
-    classes = labels.unique()
-    share, rows = -(-len(labels) // len(classes)), []
-    for label in classes:
-        own = np.flatnonzero(labels == label)
-        rows.append(np.concatenate([rng.permutation(own) for _ in range(-(-share // len(own)))])[:share])
-    return torch.from_numpy(rng.permutation(np.concatenate(rows))[: len(labels)])
-
-
-def epoch_rows(labels: Tensor, recipe: Recipe, epoch: int) -> tuple[Tensor, Tensor]:
-    """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, K)."""
-    draws = draw(recipe.augment, len(labels), recipe.seed, epoch)
-    if recipe.data.balance == "sampling":  # an image that comes several times looks different each time
-        return balanced_order(labels, recipe.seed, epoch), draws
-    order = epoch_order(len(labels), recipe.seed, epoch)
-    return order, draws[order]
-
-
-def class_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """images / (classes x images of the class), (num_classes,): over the training images their mean is 1."""
-    counts = labels.bincount(minlength=num_classes)
-    return len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
-
-
 def augment_batch(
     images: Tensor, labels: Tensor, changes: Changes, recipe: Recipe, fill: Tensor, progress: float
 ) -> tuple[Tensor, Tensor]:
@@ -167,6 +128,7 @@ def train_loop(
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
+    judged = bare if average is None else average.module
 
     while not _over(state, recipe):
         model.train()
@@ -204,7 +166,7 @@ def train_loop(
             )
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
-            if save or last or unsaid > 0.5:  # reading the loss waits for the device
+            if save or last or unsaid > 0.5:  # reading the loss waits until the device has done this step
                 last_report, whole = now, engine.sum(totals)
                 loss, top1 = (whole / state.images).tolist()
                 _check_finite(loss, state)
@@ -220,7 +182,6 @@ def train_loop(
             if last:
                 break
 
-        loss, top1 = (engine.sum(totals) / state.images).tolist()  # when the device has done the last step
         ended = _add_time(state, started, begun)
         row = {
             "epoch": state.epoch + 1,
@@ -228,11 +189,10 @@ def train_loop(
             "train_top1": top1,
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
-        judged = bare if average is None else average.module
         bare.read_size(recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
-            row["val_loss"], row["val_top1"] = engine.from_main(partial(_loss_and_top1, logits, val.labels))
+            row["val_loss"], row["val_top1"] = engine.from_main(partial(loss_and_top1, logits, val.labels))
             _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
@@ -258,7 +218,7 @@ def train_loop(
 
     if val is None:
         state.best_epoch = state.epoch
-        hooks.keep(bare if average is None else average.module)
+        hooks.keep(judged)
     return True
 
 
@@ -310,7 +270,8 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
     return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
 
 
-def _loss_and_top1(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+def loss_and_top1(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Cross-entropy and share of hits of logits (N, K) for labels (N,)."""
     return F.cross_entropy(logits, labels).item(), (logits.argmax(dim=1) == labels).double().mean().item()
 
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
-from vitreous.model import ViT, ViTConfig
+from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import OptimOptions, Recipe, one_line
 from vitreous.weights.load import find_weights, load_weights
@@ -62,7 +62,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
             lines.append(f"new head in place of that for {', '.join(bundle.class_names[:4])} ...")
         own_head = False
     try:
-        config = ViTConfig.model_validate(theirs.model_dump() | changes)
+        config = theirs.changed(**changes)
     except ValidationError as error:
         raise ValueError(one_line(error, "model.")) from error
     if config.head_hidden and not own_head and (options.probe or options.probe_first):
@@ -80,7 +80,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
-    fitted = recipe.changed("data", fit=fit).model_copy(update={"model": config})
+    fitted = recipe.with_options("data", fit=fit).model_copy(update={"model": config})
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
 
 

@@ -54,6 +54,11 @@ class Bundle:
         write_json(folder / CONFIG, config)
 
     @staticmethod
+    def of(run: "Path | str | Bundle") -> "Bundle":
+        """The bundle of a run folder, a bundle folder or a shipped name, or the one given. Raises ValueError."""
+        return run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+
+    @staticmethod
     def load(folder: Path | str, device: torch.device | str = "cpu") -> "Bundle":
         """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any misfit."""
         folder = Path(folder)

@@ -5,7 +5,6 @@ they are, so the name of the architecture is needed: `vit_b_16` is its IMAGENET1
 """
 
 from collections.abc import Collection
-from typing import Any
 
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
@@ -69,9 +68,8 @@ def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
 def from_architecture(name: str, classes: int) -> Description:
     """Of a name in ARCHITECTURES."""
     size, side, resized, interpolation = ARCHITECTURES[name]
-    preprocess: dict[str, Any] = {"interpolation": interpolation, "crop_fraction": side / resized}
     return Description(
         ViTConfig(size=size, image_size=side, num_classes=classes),
-        Preprocess(image_size=side, **IMAGENET, **preprocess),
+        Preprocess(image_size=side, interpolation=interpolation, crop_fraction=side / resized, **IMAGENET),
         None,
     )

@@ -15,6 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from vitreous.files import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
@@ -117,7 +118,7 @@ def load_weights(
     changes = {"image_size": said.preprocess.image_size if image_size is None else image_size, "num_classes": classes}
     changes |= {"head_hidden": 0} if new_head else {}
     try:
-        config = ViTConfig.model_validate(said.model.model_dump() | changes)
+        config = said.model.changed(**changes)
         preprocess = Preprocess.model_validate(said.preprocess.model_dump() | {"image_size": config.image_size})
     except ValidationError as error:
         raise ValueError(f"{file}: {_message(error)}") from error
@@ -176,7 +177,7 @@ def _download(repo: str, revision: str | None) -> Path:
         try:
             root = snapshot_download(repo, revision=revision, allow_patterns=[name, CONFIG, PREPROCESSING])
         except Exception as error:  # from no network to no such repository
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            reason = first_line(error)
             raise ValueError(
                 f"cannot download {repo} ({reason}): connect to the network, or give a folder that has its files"
             ) from error

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitreous.files import first_line
+
 TORCH = (".pt", ".pth", ".bin")
 SUFFIXES = (".safetensors", *TORCH, ".npz")
 
@@ -34,13 +36,13 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported (?:global|operand|class)[^\n]*?(?= was not| is not|\.\s|\n|$)", str(error))
-        reason = found.group() if found else str(error).strip().split("\n")[0]
+        reason = found.group() if found else first_line(error)
         raise ValueError(
             f"{file} is refused: it holds more than tensors, and loading it could run code ({reason}): "
             f"save the weights alone, best as .safetensors"
         ) from error
     except Exception as error:  # whatever a damaged file makes its reader raise
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = first_line(error)
         raise ValueError(f"{file} is damaged or no {file.suffix} file: {reason}") from error
     return _state_dict(content, file)
 

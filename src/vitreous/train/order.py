@@ -1,0 +1,47 @@
+"""Which images a pass has, in which order, and what a class counts."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.augment import draw
+from vitreous.recipe import Recipe
+
+
+def steps_per_epoch(images: int, batch_size: int) -> int:
+    """Whole batches in a pass; a set smaller than one batch is one step."""
+    return max(images // batch_size, 1)
+
+
+def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
+    """The order of the training images in a pass: (images,) row numbers, a function of seed and epoch alone."""
+    return torch.from_numpy(np.random.default_rng((seed, epoch, 1)).permutation(images))
+
+
+def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
+    """As many row numbers as there are images, with all classes equally often, a function of labels, seed and epoch.
+
+    A class's images come in turn, in an order of their own each time round.
+    """
+    rng = np.random.default_rng((seed, epoch, 1))
+    classes = labels.unique()
+    share, rows = -(-len(labels) // len(classes)), []
+    for label in classes:
+        own = np.flatnonzero(labels == label)
+        rows.append(np.concatenate([rng.permutation(own) for _ in range(-(-share // len(own)))])[:share])
+    return torch.from_numpy(rng.permutation(np.concatenate(rows))[: len(labels)])
+
+
+def epoch_rows(labels: Tensor, recipe: Recipe, epoch: int) -> tuple[Tensor, Tensor]:
+    """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, K)."""
+    draws = draw(recipe.augment, len(labels), recipe.seed, epoch)
+    if recipe.data.balance == "sampling":  # an image that comes several times looks different each time
+        return balanced_order(labels, recipe.seed, epoch), draws
+    order = epoch_order(len(labels), recipe.seed, epoch)
+    return order, draws[order]
+
+
+def class_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """images / (classes x images of the class), (num_classes,): over the training images their mean is 1."""
+    counts = labels.bincount(minlength=num_classes)
+    return len(labels) / ((counts > 0).sum() * counts.clamp(min=1))
