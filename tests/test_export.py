@@ -376,6 +376,9 @@ def test_no_export_takes_the_place_of_a_model(tmp_path):
     assert (tmp_path / "bundle" / "config.json").read_bytes() == before
     for _ in range(2):  # over an export of before
         export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
+    (tmp_path / "new" / "parity.json").unlink()  # so that it is as if it came from elsewhere
+    with pytest.raises(ValueError, match=r"new holds another model, model\.safetensors: name another folder"):
+        export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
 
 
 def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):

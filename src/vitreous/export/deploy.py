@@ -12,6 +12,7 @@ from vitreous.export.graphs import NEEDED, Deployed, check_installed, write_int8
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.files import check_folder, write_json
 from vitreous.weights import Bundle, find_bundle
+from vitreous.weights.bundle import WEIGHTS
 
 RECEIPT = "parity.json"
 GRAPHS = {"onnx": write_onnx, "pt2": write_pt2, "int8": write_int8}
@@ -50,6 +51,8 @@ def export_run(
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
     folder = Path(out) if out is not None else home / "export" / form
     check_folder(folder)
+    if (folder / WEIGHTS).exists() and not (folder / RECEIPT).exists():
+        raise ValueError(f"{folder} holds another model, {WEIGHTS}: name another folder with --out")
     bundle = Bundle.load(source)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
