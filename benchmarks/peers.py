@@ -1,27 +1,27 @@
 """The same Vision Transformer from six sources, trained and run side by side.
 
-    python benchmarks/peers.py                 # 32 px, minutes on two cores; writes results/peers.json
-    python benchmarks/peers.py --model B/16    # 224 px; writes results/peers-B-16.json
+    python benchmarks/peers.py                 # 32 px, minutes on two cores; writes results/peers-float32.json or -bf16
+    python benchmarks/peers.py --model B/16    # 224 px; writes results/peers-B-16-float32.json or -bf16
     python benchmarks/peers.py --compiled      # each of them through torch.compile too, which takes much longer
     python benchmarks/peers.py --quick         # seconds, on a toy batch; writes nothing
 
 All get the same batch, AdamW and loss, a class token and learned positions; every peer runs in float32 and, where the
-processor has units for it, under bf16 autocast. Beside images a second stand the share of the machine's matrix-product
-rate in that precision that the model's products reach, and the peak memory of a training step, each in a process of
-its own.
+processor has units for it, under bf16 autocast (the file is named after ours' default there). Each has a process of its
+own, as its user would run it: ours keeps on a CPU what memory a step frees (`device.keep_memory`), and stands there
+without that too. Beside images a second stand the share of the machine's matrix-product rate in that precision that
+the model's products reach, and the peak memory of training.
 """
 
 import argparse
 import functools
-import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
-from measure import RESULTS, declare_torchvision_operators, interleaved, machine, process_peak, save
+from measure import RESULTS, declare_torchvision_operators, interleaved, machine, now, process_peak, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
-OURS = "vitreous"
+OURS, RETURNED = "vitreous", "vitreous, memory returned"  # the second: as glibc treats a process by itself
 
 
 class Shape(NamedTuple):
@@ -153,6 +153,7 @@ def vit_pytorch(shape: Shape) -> nn.Module:
 
 PEERS: dict[str, Callable[[Shape], nn.Module]] = {
     OURS: ours,
+    RETURNED: ours,
     "textbook": Textbook,
     "transformers": transformers,
     "timm": timm,
@@ -164,68 +165,99 @@ PEERS: dict[str, Callable[[Shape], nn.Module]] = {
 class Peer:
     """A model with its optimiser, on its device."""
 
-    def __init__(self, name: str, shape: Shape, device: torch.device):
+    def __init__(self, name: str, shape: Shape, device: torch.device, mode: str = "eager"):
         torch.manual_seed(0)
         self.model = PEERS[name](shape).to(device)
-        self.call: Callable[[Tensor], object] = self.model
+        self.call = torch.compile(self.model) if mode == "compiled" else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
         self.images = torch.randn(shape.batch, 3, shape.side, shape.side, device=device)
         self.labels = torch.randint(CLASSES, (shape.batch,), device=device)
-        self.parameters = sum(weight.numel() for weight in self.model.parameters())
-
-    def compiled(self) -> "Peer":
-        self.call = torch.compile(self.model)
-        return self
 
     def logits(self, precision: str) -> Tensor:
         with autocast(self.images.device, precision):
             output = self.call(self.images)
         return getattr(output, "logits", output)
 
-    def train(self, precision: str) -> None:
+    def training(self, precision: str) -> None:
+        self.model.train()
         loss = nn.functional.cross_entropy(self.logits(precision).float(), self.labels)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     @torch.inference_mode()
-    def infer(self, precision: str) -> None:
+    def inference(self, precision: str) -> None:
+        self.model.eval()
         self.logits(precision)
 
 
-def make_peers(shape: Shape, device: torch.device, modes: list[str]) -> tuple[dict[tuple[str, str], Peer], dict]:
-    """The peers that import, by (name, mode), and why the others do not."""
-    peers, missing = {}, {}
-    for name in PEERS:
-        try:
-            for mode in modes:
-                peer = Peer(name, shape, device)
-                peers[name, mode] = peer.compiled() if mode == "compiled" else peer
-        except Exception as error:  # a broken install raises anything
-            missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
-    return peers, missing
+here: dict[str, Peer] = {}  # by mode: the models of this process
 
 
-def flops(call: Callable[[], object]) -> int:
-    """Of the matrix products and convolutions in a call, a multiplication and an addition being two."""
+def make(name: str, shape: Shape, device: str, modes: list[str]) -> int:
+    """Make a peer in this process, once for each mode; returns the number of its parameters."""
+    declare_torchvision_operators()
+    chosen = pick_device(device) if name == OURS else torch.device(device)
+    here.update({mode: Peer(name, shape, chosen, mode) for mode in modes})
+    return sum(weight.numel() for weight in here["eager"].model.parameters())
+
+
+def run(kind: str, mode: str, precision: str) -> None:
+    """A step of this process's model to its end."""
+    peer = here[mode]
+    getattr(peer, kind)(precision)
+    now(peer.images.device)
+
+
+def flops(kind: str) -> int:
+    """Of the matrix products and convolutions in a step, a multiplication and an addition being two."""
     with FlopCounterMode(display=False) as counter:
-        call()
+        run(kind, "eager", "float32")
     return counter.get_total_flops()
 
 
-def peak_memory(name: str, shape: Shape, precision: str, device: torch.device) -> float:
-    """MiB that a process needs at most for the model, its optimiser and three training steps, its imports not counted.
+def peak_memory(name: str, shape: Shape, device: str, precision: str) -> float:
+    """MiB that this process, a fresh one, needs at most for the model, its optimiser and three training steps.
 
-    On a CPU this process must be a fresh one.
+    On a CPU its imports are not counted.
     """
-    Peer(name, SHAPES["small"]._replace(batch=2, depth=1), device).train(precision)  # brings all libraries in
+    make(name, SHAPES["small"]._replace(batch=2, depth=1), device, ["eager"])
+    run("training", "eager", precision)  # brings all libraries in
     before = process_peak()
-    peer = Peer(name, shape, device)
+    make(name, shape, device, ["eager"])
     for _ in range(3):
-        peer.train(precision)
-    if device.type == "cuda":
+        run("training", "eager", precision)
+    if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
     return (process_peak() - before) / 2**20
+
+
+def process() -> ProcessPoolExecutor:
+    """A fresh process that does what it is given, one call after the other."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def step(process: ProcessPoolExecutor, *what: str) -> None:
+    process.submit(run, *what).result()
+
+
+def start(
+    shape: Shape, device: str, modes: list[str]
+) -> tuple[dict[str, ProcessPoolExecutor], dict[str, str], dict[str, int]]:
+    """The processes of the peers that import, why the others do not, and how many parameters each has."""
+    processes, missing, parameters = {}, {}, {}
+    for name in PEERS:
+        own = process()
+        try:
+            parameters[name] = own.submit(make, name, shape, device, modes).result()
+        except Exception as error:  # a broken install raises anything
+            missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
+            own.shutdown()
+        else:
+            processes[name] = own
+    for name, count in parameters.items():
+        assert abs(count / parameters[OURS] - 1) < 0.02, f"{name} has {count:,} parameters"
+    return processes, missing, parameters
 
 
 def main() -> None:
@@ -234,61 +266,51 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="torch.compile each of them too")
     parser.add_argument("--quick", action="store_true", help="a batch of 8, few rounds, no memory, no file")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--memory", nargs=2, metavar=("PEER", "PRECISION"), help="print that peer's peak memory only")
     options = parser.parse_args()
     device, shape = pick_device(options.device), SHAPES[options.model]
-    declare_torchvision_operators()
-    if options.memory:
-        name, precision = options.memory
-        print(json.dumps(peak_memory(name, shape, precision, device)))
-        return
     rounds, steps = (7, 2) if options.model == "small" else (5, 1)
     if options.quick:
         shape, rounds, steps = shape._replace(batch=8), 3, 1
 
-    peers, missing = make_peers(shape, device, ["eager", "compiled"] if options.compiled else ["eager"])
-    first = peers[OURS, "eager"]
-    for (name, _), peer in peers.items():
-        assert abs(peer.parameters / first.parameters - 1) < 0.02, f"{name} has {peer.parameters:,} parameters"
-    work = {"training": flops(lambda: first.train("float32")), "inference": flops(lambda: first.infer("float32"))}
-
-    default, here = pick_precision("auto", device), machine(device)
+    default, hardware = pick_precision("auto", device), machine(device)
+    modes = ["eager", "compiled"] if options.compiled else ["eager"]
+    processes, missing, parameters = start(shape, str(device), modes)
+    work = {kind: processes[OURS].submit(flops, kind).result() for kind in ("training", "inference")}
     precisions = dict.fromkeys(("float32", default))  # bf16 only where the processor has units for it
-    variants = [(name, mode, precision) for name, mode in peers for precision in precisions]
+    variants = [(name, mode, precision) for name in processes for mode in modes for precision in precisions]
     timings = {}
-    for kind, method in (("training", Peer.train), ("inference", Peer.infer)):
-        for peer in peers.values():
-            peer.model.train(kind == "training")
-        calls = {variant: functools.partial(method, peers[variant[:2]], variant[2]) for variant in variants}
+    for kind in work:
+        calls = {variant: functools.partial(step, processes[variant[0]], kind, *variant[1:]) for variant in variants}
         timings[kind] = interleaved(calls, device, rounds, steps)
+    for own in processes.values():
+        own.shutdown()
 
     rows = []
     for name, mode, precision in variants:
-        row = {"name": name, "version": version("torch" if name == "textbook" else name), "mode": mode}
-        row |= {"precision": precision, "parameters": peers[name, mode].parameters}
+        package = {"textbook": "torch", RETURNED: OURS}.get(name, name)
+        row = {"name": name, "version": version(package), "mode": mode}
+        row |= {"precision": precision, "parameters": parameters[name]}
         for kind, seconds in timings.items():
             own = seconds[name, mode, precision]
             row[kind] = {
                 "images_per_second": shape.batch / own["median"],
                 "quartiles": [shape.batch / own["high"], shape.batch / own["low"]],
-                "share_of_product_rate": work[kind] / own["median"] / 1e9 / here["matmul_gflops"][precision],
+                "share_of_product_rate": work[kind] / own["median"] / 1e9 / hardware["matmul_gflops"][precision],
                 "ours_is_faster_by": own["median"] / seconds[OURS, mode, precision]["median"],
                 "ours_by_default_is_faster_by": own["median"] / seconds[OURS, "eager", default]["median"],
             }
         if not options.quick and mode == "eager":
-            command = [sys.executable, __file__, "--model", options.model, "--device", str(device)]
-            printed = subprocess.run(
-                [*command, "--memory", name, precision], capture_output=True, text=True, check=True
-            )
-            row["training"]["peak_mib"] = json.loads(printed.stdout.splitlines()[-1])
+            with process() as fresh:
+                row["training"]["peak_mib"] = fresh.submit(peak_memory, name, shape, str(device), precision).result()
         rows.append(row)
 
     show(rows, missing, default)
     if not options.quick:
-        results = {"machine": here, "model": options.model, "shape": shape._asdict(), "rounds": rounds, "steps": steps}
+        results = {"machine": hardware, "model": options.model, "shape": shape._asdict()}
+        results |= {"rounds": rounds, "steps": steps}
         results |= {"gflop_per_image": {kind: count / shape.batch / 1e9 for kind, count in work.items()}}
-        suffix = "" if options.model == "small" else f"-{options.model.replace('/', '-')}"
-        save(RESULTS / f"peers{suffix}.json", results | {"default": default, "missing": missing, "rows": rows})
+        model = "" if options.model == "small" else f"-{options.model.replace('/', '-')}"
+        save(RESULTS / f"peers{model}-{default}.json", results | {"default": default, "missing": missing, "rows": rows})
 
 
 def show(rows: list[dict], missing: dict[str, str], default: str) -> None:
