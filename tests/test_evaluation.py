@@ -191,10 +191,11 @@ def test_broken_images_are_left_out_where_that_is_asked_for(bundle, tmp_path):
     assert evaluate(bundle, load(photos, skip_broken=True), split="train", **EXACT)["count"] == 12
 
 
-def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path):
+def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "photos" / "train", 12)
     write_images(tmp_path / "photos" / "test", 4, seed=1)
     (tmp_path / "photos" / "test" / "bee" / "bad.png").write_text("no picture")
-    recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos"), "skip_broken": True, "val_fraction": 0.25})
+    recipe = tiny_recipe(epochs=1, data={"source": "photos", "skip_broken": True, "val_fraction": 0.25})
     run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12

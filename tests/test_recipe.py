@@ -107,6 +107,7 @@ def test_a_fault_in_a_file_is_told_in_one_line_that_names_it(written, text, mess
     [
         ("- 1", "x.yaml is not a recipe: expected keys and values, found list"),
         ("3", "x.yaml is not a recipe: expected keys and values, found int"),
+        ("1: 2", "x.yaml: 1 is 1: keys should be strings"),
         ("a: [1", "x.yaml is not valid YAML: while parsing a flow sequence"),
         ("a: b: c", "x.yaml is not valid YAML: mapping values are not allowed here"),
     ],

@@ -107,11 +107,13 @@ def read_images(
     """Name and pixels, uint8 (C, H, W) of the model's size, of each image, or of the one; broken as for `predict`."""
     for image in [images] if isinstance(images, Path | str | Image.Image) else images:
         try:
-            yield image_name(image), read_image(image, preprocess)
+            pixels = read_image(image, preprocess)
         except BrokenImage as error:
             if broken is None:
                 raise
             broken.append(error)
+        else:
+            yield image_name(image), pixels
 
 
 def read_image(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:

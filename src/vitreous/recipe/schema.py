@@ -161,7 +161,7 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             values |= flat(value, f"{prefix}{key}.")
         else:
-            values[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+            values[f"{prefix}{key}"] = value if isinstance(value, int | float | str) else str(value)
     return values
 
 

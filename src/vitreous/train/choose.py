@@ -102,8 +102,9 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
 
     Broken files are left out where either says so, and then both do.
     """
-    data = data_of(recipe) if data is None else data
-    if recipe.data.source != data.source:  # not what the model will have seen
+    if data is None:
+        data = data_of(recipe)
+    elif recipe.data.source != data.source:  # not what the model will have seen
         recipe = recipe.with_options("data", source=None)
     skip_broken = recipe.data.skip_broken or data.skip_broken
     return recipe.with_options("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
