@@ -17,7 +17,7 @@ EXPLAINED = {
     "cifar100": "models/cifar100",
     "digits-attention": "recipe digits",
 }
-PEERS = ["peers-bf16", "peers-float32", "peers-Ti-16-float32"]
+PEERS = ["peers-bf16", "peers-float32", "peers-Ti-16-float32", "peers-B-16-float32"]
 PHOTOGRAPHS = "paper-b16-pizza--ours--pizza--5-folds--0"  # the result of recipe pizza
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
@@ -39,7 +39,7 @@ def headline(results: dict[str, dict]) -> str:
     )
 
 
-def speed(peers: dict, small: dict, larger: dict, augment: dict, loading: dict) -> str:
+def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, loading: dict) -> str:
     """How many times as fast as what else a user would pick, each at its better precision, and all in float32."""
     faster: dict[str, float] = {}
     for row in peers["rows"]:
@@ -55,9 +55,10 @@ def speed(peers: dict, small: dict, larger: dict, augment: dict, loading: dict) 
         f"As it comes, it trains a 32 px model {faster['timm']:.2f} times as fast as timm, "
         f"{faster['transformers']:.2f} times as fast as transformers and {faster['vit-pytorch']:.2f} times as fast as "
         "vit-pytorch at their better precisions, on a processor with units for bf16. On one without, in float32, it is "
-        f"{kept} times as fast as the others, and {larger_kept} times with a ViT-{larger['model']} at "
-        f"{larger['shape']['side']} px; were it to return memory after each step, as they do, {returned} and "
-        f"{larger_returned} times. It augments 32 px images {light:.0f} times (a flip and a shift) and "
+        f"{kept} times as fast as the others, {larger_kept} times with a ViT-{larger['model']} and {lead(largest)[0]} "
+        f"times with a ViT-{largest['model']} at {larger['shape']['side']} px; were it to return memory after each "
+        f"step, as they do, {returned}, {larger_returned} and {lead(largest)[1]} times. It augments 32 px images "
+        f"{light:.0f} times (a flip and a shift) and "
         f"{strong:.0f} times (RandAugment and more) as fast as torchvision image by image, and from the second epoch "
         f"on it hands out a folder of JPEGs {later:.0f} times as fast as a DataLoader that decodes them."
     )
