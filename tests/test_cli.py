@@ -371,6 +371,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train digits --recipe nope", "no recipe 'nope': use "),
         ("train digits data.source=mnist", "digits and data.source=mnist are two values of data.source: give one"),
         ("train digits seed=3 --seed 4", "4 and seed=3 are two values of seed: give one"),
+        ("train digits --from a start.weights=b", "a and start.weights=b are two values of start.weights: give one"),
         ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not here: "),
         ("train photos --recipe r.yaml model.num_classes=4", "model.num_classes is 4 but the data has 3 classes"),
         ("train photos --recipe r.yaml data.val_fraction=0.99", "a validation fraction of 0.99 leaves no image"),
@@ -604,6 +605,12 @@ def test_commands_load_only_what_they_use(work, command, loaded, kept_out):
     modules = set(process.stderr.splitlines()[-1].split())
     assert process.returncode == 0 and process.stdout and loaded in modules
     assert not modules & (heavy | kept_out)
+
+
+def test_a_closed_output_is_no_error():
+    command = f"{sys.executable} -c '{START}' recipes >&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):

@@ -57,7 +57,7 @@ def test_a_sweep_notes_a_line_a_run_and_skips_what_is_done(part, gpu, monkeypatc
     )
     arms = ["--arm", "optim.muon_split_qkv=true", "--arm", "optim.name=adamw optim.learning_rate=0.01"]
     out = part("sweep", "cifar10", "optim.clip=2", *arms[:2])
-    out = part("sweep", "cifar10", "optim.clip=2", *arms)
+    out = part("sweep", "cifar10", *arms, "optim.clip=2")  # where the override stands does not matter
     first, second = lines_of(out / "sweep.jsonl")
     assert tests == [None, None]  # the test images are not even there
     assert first["changes"][0] == "optim.clip=2" and first["changes"][-1] == "optim.muon_split_qkv=true"

@@ -133,3 +133,11 @@ def test_images_of_one_name_get_numbers(tmp_path):
     names = ["a/x.png", "b/x.jpg", "x.2.png", "c/x.png", "x-2.png"]
     assert [stem.name for stem in stems(names, tmp_path)] == ["x", "x-2", "x.2", "x-3", "x-2-2"]
     assert stems(["a/x.png"], tmp_path) == [tmp_path / "x"]
+
+
+def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
+    (tmp_path / "a.png").write_text("a picture")
+    with pytest.raises(ValueError, match=r"a\.png is there and is no explanation: name another folder with --out"):
+        stems(["photos/a.jpg"], tmp_path)
+    (tmp_path / "a.json").write_text("{}")  # an explanation of before
+    assert stems(["photos/a.jpg"], tmp_path) == [tmp_path / "a"]
