@@ -25,7 +25,7 @@ def table(experiment: Experiment, results: list[Result]) -> str:
     for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
         groups.setdefault(place(experiment, result), []).append(result)
     text = markdown(HEAD, [reported(experiment), *(row(experiment, group) for group in groups.values())])
-    return "\n".join([text, *spread(experiment, results), *counted(results), *missing(results)])
+    return "\n".join([text, *spread(experiment, results), *repetitions(results), *counted(results), *missing(results)])
 
 
 def place(experiment: Experiment, result: Result) -> tuple:
@@ -74,6 +74,13 @@ def spread(experiment: Experiment, results: list[Result]) -> list[str]:
     if len(top1) < 3:
         return []
     return ["", f"By seed, the faithful runs lie between {min(top1):.1f} and {max(top1):.1f}% (n = {len(top1)})."]
+
+
+def repetitions(results: list[Result]) -> list[str]:
+    """What each seed's folds have by themselves, where there are several."""
+    ours = sorted((result for result in results if "folds" in result), key=lambda result: result["seed"])
+    means = [f"{100 * result['top1_mean']:.2f}" for result in ours]
+    return ["", f"By seed, which cuts the folds, ours have {' and '.join(means)}%."] if len(means) > 1 else []
 
 
 def missing(results: list[Result]) -> list[str]:

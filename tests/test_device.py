@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from vitreous.device import autocast, has_fast_bf16, peak_memory, pick_device, pick_precision
+from vitreous.device import autocast, has_amx, has_fast_bf16, peak_memory, pick_device, pick_precision
 
 CPU = torch.device("cpu")
 here = pick_device().type
@@ -48,6 +48,7 @@ def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
     assert pick_precision("auto", CPU) == precision
     assert has_fast_bf16(CPU) is (precision == "bf16")
+    assert has_amx() is ("amx_bf16" in features)
 
 
 def test_a_named_precision_is_taken_as_it_is():

@@ -56,7 +56,7 @@ def test_headers_state_the_measured_results(name):
     assert f"{content['params']:,} parameters" in header
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("*-cpu-time_limit-*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*-time_limit-*.json")), ids=lambda file: file.stem)
 def test_headers_state_what_was_reached_within_a_time(file):
     content = json.loads(file.read_text())
     header = (RECIPES / f"{content['recipe']}.yaml").read_text().partition("\nepochs:")[0]

@@ -44,29 +44,32 @@ def test_a_set_called_like_a_recipe_gets_it():
     assert recipe.optim == read_recipe("digits").optim
 
 
+FULL = "as there is no CUDA GPU; --recipe digits is the full one, which takes one"
+
+
 @pytest.mark.parametrize(
-    ("device", "name", "reason"),
+    ("device", "amx", "name", "reason"),
     [
-        ("cuda", "digits", "recipe digits, as there is a GPU; --recipe digits-cpu is the one for a CPU"),
-        (
-            "cpu",
-            "digits-cpu",
-            "recipe digits-cpu, as there is no CUDA GPU; --recipe digits is the full one, which takes one",
-        ),
-        (
-            "mps",
-            "digits-cpu",
-            "recipe digits-cpu, as there is no CUDA GPU; --recipe digits is the full one, which takes one",
-        ),
+        ("cuda", True, "digits", "recipe digits, as there is a GPU; --recipe digits-cpu is the one for a CPU"),
+        ("cpu", False, "digits-cpu", f"recipe digits-cpu, {FULL}"),
+        ("mps", False, "digits-cpu", f"recipe digits-cpu, {FULL}"),
+        ("cpu", True, "digits-amx", f"recipe digits-amx, for a processor with AMX, {FULL}"),
     ],
 )
-def test_without_a_gpu_the_recipe_for_a_cpu_is_taken_and_said(monkeypatch, device, name, reason):
+def test_without_a_gpu_the_recipe_for_this_cpu_is_taken_and_said(monkeypatch, device, amx, name, reason):
     found = read_recipe("digits")
-    monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-cpu"])
+    monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-amx", "digits-cpu"])
     monkeypatch.setattr(choose, "pick_device", torch.device)
+    monkeypatch.setattr(choose, "has_amx", lambda: amx)
     monkeypatch.setattr(choose, "read_recipe", lambda asked, _: found if asked == name else None)
     recipe, _, said = choose_recipe("digits", None, [], device=device)
     assert recipe.optim == found.optim and said == reason
+
+
+def test_without_a_recipe_for_amx_such_a_processor_gets_the_one_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-cpu"])
+    monkeypatch.setattr(choose, "has_amx", lambda: True)
+    assert choose.recipe_like("digits", "cpu") == ("digits-cpu", f"recipe digits-cpu, {FULL}")
 
 
 def test_a_recipe_that_is_named_is_taken_on_any_device(monkeypatch):

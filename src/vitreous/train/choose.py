@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import HUB, load
-from vitreous.device import pick_device
+from vitreous.device import has_amx, pick_device
 from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
 
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
@@ -38,7 +38,7 @@ def choose_recipe(
 
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
     another is asked for. A recipe that is named nowhere is finetune where there are weights to start from, else the
-    one called like DATA, without a GPU the one called DATA-cpu where there is one, else one for its size.
+    one called like DATA, without a GPU the one called DATA-amx or DATA-cpu where there is one, else one for its size.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
@@ -71,13 +71,16 @@ def choose_recipe(
 
 
 def recipe_like(source: str, device: str) -> tuple[str, str]:
-    """The recipe of a named set for a device, and a line that says so where there are two."""
-    small = f"{source}-cpu"
+    """The recipe of a named set for a device, and a line that says so where there are several."""
+    small, fast = f"{source}-cpu", f"{source}-amx"
     if small not in recipe_names():
         return source, ""
     if pick_device(device).type == "cuda":
         return source, f"recipe {source}, as there is a GPU; --recipe {small} is the one for a CPU"
-    return small, f"recipe {small}, as there is no CUDA GPU; --recipe {source} is the full one, which takes one"
+    full = f"as there is no CUDA GPU; --recipe {source} is the full one, which takes one"
+    if fast in recipe_names() and has_amx():
+        return fast, f"recipe {fast}, for a processor with AMX, {full}"
+    return small, f"recipe {small}, {full}"
 
 
 def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
