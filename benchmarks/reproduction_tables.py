@@ -47,14 +47,17 @@ def row(experiment: Experiment, group: list[Result]) -> list[str]:
         values = [value for result in group for value in result["top1"]]
         losses = [result["loss_mean"] for result in group]
         seconds = [value for result in group for value in result["train_seconds"]]
-        epochs = sorted({value for result in group for value in result["epochs"]})
+        epochs = _range(sorted({value for result in group for value in result["epochs"]}), "{:d}")
+        command = f"{first['command']} --seeds {len(group)}"
     else:
         values, losses = ([result["test"][key] for result in group] for key in ("top1", "loss"))
-        seconds, epochs = [result["train_seconds"] for result in group], sorted({result["epochs"] for result in group})
+        seconds, command = [result["train_seconds"] for result in group], first["command"]
+        timed = "time_limit=" in command
+        epochs = _range([result["passes" if timed else "epochs"] for result in group], "{:.1f}" if timed else "{:d}")
     sd = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    cells += [_range(epochs, "{:d}"), f"{100 * statistics.mean(values):.2f}{sd}", str(len(values))]
+    cells += [epochs, f"{100 * statistics.mean(values):.2f}{sd}", str(len(values))]
     cells += [f"{statistics.mean(losses):.3f}", _range(seconds, "{:,.0f}"), _machines(group)]
-    command = re.sub(r"--seed \d+", "--seed N" if len(group) > 1 else f"--seed {first['seed']}", first["command"])
+    command = re.sub(r"--seed \d+", "--seed N" if len(group) > 1 else f"--seed {first['seed']}", command)
     return [*cells, f"`{command}`"]
 
 

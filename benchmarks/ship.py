@@ -44,7 +44,7 @@ def ship(run: Path, name: str, *, models: Path = SHIPPED, device: str = "auto") 
         )
 
     folder = models / name
-    write_shared(run, folder, results | {"float16": half}, dtype=torch.float16)
+    write_shared(run, folder, results | {"float16": half})
     return folder
 
 

@@ -16,7 +16,7 @@ import torch
 import yaml
 from PIL import Image
 from rich.console import Console
-from tiny import CLASSES, equal, tiny_recipe, untimed, weights_of, write_images
+from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 
 from vitreous import evaluation
 from vitreous.cli import main
@@ -464,6 +464,14 @@ def test_a_reader_who_has_enough_sees_no_error(work):
     process.stderr.close()
 
 
+def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
+    (tmp_path / "photos").symlink_to(work / "photos" / "train")
+    fields = ["data.val_fraction=0", "epochs=1", "--recipe", "r.yaml", "--out", tmp_path / "run"]
+    code, out, _ = vitreous("train", tmp_path / "photos", *fields)
+    assert code == 0 and "there are neither validation nor test images: nothing was judged" in out
+    assert "top-1 " not in out.partition("nothing was judged")[2]
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -474,6 +482,7 @@ def test_a_reader_who_has_enough_sees_no_error(work):
         (OSError(), "OSError"),
         (RuntimeError("CUDA out of memory. Tried"), "not enough memory: choose a smaller model or image, lower "),
         (MemoryError(), "not enough memory: choose a smaller model or image, lower "),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal"), "a process that reads images has died, often "),
     ],
 )
 def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):
@@ -624,6 +633,16 @@ def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):
 def test_a_model_is_summed_up_by_size_recipe_or_run(vitreous, model):
     code, out, _ = vitreous("summary", model)
     assert code == 0 and "parameters" in out.lower()
+
+
+def test_a_summary_of_a_name_of_two_says_which_it_is(vitreous, tmp_path, monkeypatch):
+    from vitreous.weights import bundle
+
+    tiny_bundle().save(tmp_path / "digits")
+    monkeypatch.setattr(bundle, "SHIPPED", tmp_path)
+    said = f"of recipe digits; of the trained model: vitreous summary {tmp_path}/digits\n"
+    assert vitreous("summary", "digits")[1].startswith(said)
+    assert "of recipe" not in vitreous("summary", tmp_path / "digits")[1]
 
 
 def test_a_summary_says_what_are_stand_ins(vitreous):

@@ -135,6 +135,13 @@ def test_a_run_is_judged_on_its_own_data_split_as_it_was(run):
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 27, "val": 9, "test": 12}
 
 
+def test_a_run_is_judged_in_the_precision_that_its_recipe_asks_for(run, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # where auto is bf16
+    assert run.results["precision"] == "float32"
+    assert evaluate(run.folder, device="cpu") == run.results["test"]
+    assert evaluate(run.folder, device="cpu", precision="bf16") != run.results["test"]
+
+
 def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path):
     folder = write_images(tmp_path / "photos", 10)
     recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})

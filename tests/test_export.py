@@ -377,8 +377,35 @@ def test_no_export_takes_the_place_of_a_model(tmp_path):
     for _ in range(2):  # over an export of before
         export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
     (tmp_path / "new" / "parity.json").unlink()  # so that it is as if it came from elsewhere
-    with pytest.raises(ValueError, match=r"new holds another model, model\.safetensors: name another folder"):
+    with pytest.raises(ValueError, match=r"new holds another config\.json, which stays as it is: name another folder"):
         export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
+
+
+def test_an_export_in_another_format_or_of_others_stays(tmp_path):
+    tiny_bundle().save(tmp_path / "bundle")
+    export_run(tmp_path / "bundle", "timm", out=tmp_path / "new")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "config.json").write_text("theirs")
+    for folder, name in ((tmp_path / "new", "config.json"), (tmp_path / "theirs", "config.json")):
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+        with pytest.raises(
+            ValueError, match=rf"{folder.name} holds another {name}, which stays as it is: name another"
+        ):
+            export_run(tmp_path / "bundle", "huggingface", out=folder)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    export_run(tmp_path / "bundle", "pt2", out=tmp_path / "theirs")  # beside which none of its files lies
+    assert (tmp_path / "theirs" / "config.json").read_text() == "theirs"
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    tiny_bundle().save(tmp_path / "bundle")
+    monkeypatch.setattr(torch.export, "save", fail)
+    with pytest.raises(OSError, match=r"^cannot write model\.pt2: PytorchStreamWriter failed writing file data/0"):
+        export_run(tmp_path / "bundle", "pt2", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):

@@ -24,6 +24,7 @@ from vitreous.card import card
 from vitreous.cli import main
 from vitreous.data.images import ArrayImages, Split
 from vitreous.data.sources import load
+from vitreous.export.hub import push_run
 from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
@@ -171,6 +172,12 @@ def test_what_is_shipped_is_the_run_in_float16(tiny):
     assert {name.rpartition(".")[2] for name in counts} == {"num_batches_tracked"}
     assert all(value.dtype == torch.int64 and value > 0 for value in counts.values())
     assert any(name.endswith("running_var") for name in after)
+
+
+def test_a_shipped_model_is_pushed_as_it_is(tiny, monkeypatch):
+    pushed = push_run(tiny / "models" / "mnist", "me/mnist", dry_run=True)
+    assert pushed.files["model.safetensors"] == (tiny / "models" / "mnist" / "model.safetensors").stat().st_size
+    assert "stored in float16" in pushed.card
 
 
 def test_nothing_of_the_machine_is_shipped(tiny):

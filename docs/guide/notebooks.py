@@ -20,7 +20,8 @@ def notebook(chapter: Path, out: Path) -> dict:
         cells += [_markdown(text[end : block.start()], out), _code(block["code"], block["output"] or "")]
         end = block.end()
     cells.append(_markdown(text[end:], out))
-    cells = [cell for cell in cells if cell["source"]]
+    root = Path(os.path.relpath(GUIDE.parent.parent, out)).as_posix()  # whose files the chapters read
+    cells = [_code(f'import os\n\nos.chdir("{root}")', ""), *(cell for cell in cells if cell["source"])]
     for i, cell in enumerate(cells):
         cell["id"] = f"cell-{i}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -50,15 +50,13 @@ SETS = {
 }
 
 
-def write_shared(
-    run: Path, folder: Path, results: dict[str, Any], *, dtype: torch.dtype | None = None, repo: str | None = None
-) -> None:
+def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str | None = None) -> None:
     """Write what is shared of a finished run: its bundle, its record and its card; nothing of the machine.
 
-    dtype: of the weights (default: as they are). results: as its results.json shall say. repo: owner/name on the Hub,
-    if it goes there. Where the images lay on the machine is left out, and so is the command.
+    results: as its results.json shall say; with figures of float16, the weights are stored in it. repo: owner/name on
+    the Hub, if it goes there. Where the images lay on the machine is left out, and so is the command.
     """
-    Bundle.of(run).save(folder, dtype)
+    Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
     recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)

@@ -72,7 +72,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def has_amx() -> bool:
-    """Whether the processor has Intel's units for products of bf16 tiles, about seven times as fast as its float32."""
+    """Whether the processor has Intel's units for products of bf16 tiles, several times as fast as its float32."""
     return bool(cpu_capabilities().get("amx_bf16"))
 
 

@@ -80,7 +80,8 @@ def evaluate(
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
     split: `test`, `val` or `train`; by default the first of these that there is. The run's own data is split as it was
-    in training. Raises ValueError for a split that is not there, or a class that the model lacks.
+    in training. precision: `auto` is what the run's recipe says. Raises ValueError for a split that is not there, or a
+    class that the model lacks.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
 
@@ -96,6 +97,8 @@ def judge_run(
 ) -> Judged:
     """`evaluate`, with all that its figures came from."""
     where = pick_device(device)
+    if precision == "auto":
+        precision = own_precision(run)
     bundle = Bundle.of(run)
     if data is None:
         data = own_data(run)
@@ -116,6 +119,12 @@ def judge_run(
         skip_broken=skip_broken or image_set.skip_broken,
     )
     return judged._replace(name=split)
+
+
+def own_precision(run: Path | str | Bundle) -> str:
+    """The precision that a run's recipe asks for; auto where that is not known."""
+    folder = None if isinstance(run, Bundle) else find_record(run)
+    return read_recipe(str(folder / "recipe.yaml")).precision if folder is not None else "auto"
 
 
 def own_data(run: Path | str | Bundle) -> ImageSet:

@@ -75,6 +75,18 @@ def test_validation_split_is_stratified_and_seeded():
     assert again.val.images.rows.tolist() == cut.val.images.rows.tolist() != other.val.images.rows.tolist()
 
 
+@pytest.mark.parametrize(("counts", "fraction"), [((50, 3), 0.1), ((30, 2), 0.8), ((40, 2, 2, 2), 0.1)])
+def test_classes_of_a_few_images_are_on_both_sides(counts, fraction):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    made = ImageSet.from_arrays(np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1), labels)
+    for seed in range(5):
+        cut = made.with_validation(fraction, seed=seed)
+        for split in (cut.train, cut.val):
+            assert set(split.labels) == set(labels)
+            assert np.array_equal(split.labels, labels[split.images.array.ravel()])  # each image with its own
+        assert sorted([*cut.train.images.array.ravel(), *cut.val.images.array.ravel()]) == list(range(len(labels)))
+
+
 def test_given_validation_images_are_kept():
     made = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1], val=(pixels(2), [0, 1]))
     assert made.with_validation(0.5) is made

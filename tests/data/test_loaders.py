@@ -1,6 +1,8 @@
 """Decoding once, and batches that are the same wherever the pixels live."""
 
+import errno
 import multiprocessing
+import os
 import shutil
 from collections import namedtuple
 
@@ -210,6 +212,45 @@ def test_an_epoch_leaves_the_global_random_state_alone(budget, workers):
     before = torch.get_rng_state()
     list(batches.epoch(torch.arange(4)))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_do_not_hear_what_a_whole_job_is_told():
+    split = ImageSet.from_arrays(pixels(40), np.arange(40) % 2).train
+    batches = Batches(split, preprocess_of(), batch_size=2, memory_budget=0, workers=2)
+    for _ in batches.epoch(torch.arange(40)):
+        groups = {os.getpgid(child.pid) for child in multiprocessing.active_children()}
+        assert len(groups) == 2 and os.getpgrp() not in groups
+        break
+
+
+def test_two_machines_with_one_cache_decode_into_files_of_their_own(tmp_path, cache, monkeypatch):
+    """Processes of one number, as containers have them: the second begins while the first is at it."""
+    expected = write_folder(tmp_path / "x", {"a": 4, "b": 4})
+    split, decoded = load(tmp_path / "x").train, []
+    decode_all = loaders._decode_all
+
+    def meanwhile(*args):
+        if not decoded:
+            decoded.append(None)
+            decoded.append(decode(split, preprocess_of(), cache=cache).images.array)
+        return decode_all(*args)
+
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(loaders, "_decode_all", meanwhile)
+    for array in (decode(split, preprocess_of(), cache=cache).images.array, decoded[1]):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_a_disk_without_room_is_told_before_it_is_written_to(tmp_path, cache, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_folder(tmp_path / "x", {"a": 4, "b": 4})
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(loaders, "_decode_all", fails)
+    with pytest.raises(OSError, match="No space left"):
+        decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    assert not list(cache.glob("*.unfinished"))
 
 
 def test_stopping_early_leaves_no_workers():

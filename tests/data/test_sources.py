@@ -18,6 +18,7 @@ from image_samples import (
     write_folder,
     write_parquet,
 )
+from tiny import write_images
 
 from vitreous.data import sources
 from vitreous.data.loaders import decode
@@ -375,6 +376,20 @@ def test_a_named_set_is_taken_from_the_users_folder(tmp_path, monkeypatch):
     made = load("fashion-mnist", skip_broken=True)
     np.testing.assert_array_equal(made.train.images.array[:, 0], images)
     assert made.name == made.source == "fashion-mnist" and made.skip_broken
+
+
+def test_a_folder_is_found_among_the_users_sets_by_its_name_unless_one_is_here(tmp_path, monkeypatch):
+    write_images(tmp_path / "sets" / "stripes", 4)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path / "sets"))
+    made = load("stripes")
+    assert made.name == made.source == "stripes" and len(made.train) == 12
+    for name in ("sets/stripes", "../stripes", "spots"):
+        with pytest.raises(ValueError, match="no file or folder here and no known set"):
+            load(name)
+    write_images(tmp_path / "here" / "stripes", 2)
+    assert len(load("stripes").train) == 6
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,12 @@ def files(tmp_path):
 
 def test_answers_are_those_of_predict(files):
     bundle = tiny_bundle()
-    explained, predicted = list(explain(bundle, files, device="cpu")), list(predict(bundle, files, device="cpu"))
+    explained = list(explain(bundle, files, device="cpu"))
+    predicted = list(predict(bundle, files, device="cpu", precision="float32"))
     assert len(explained) == 6
     for mine, theirs in zip(explained, predicted, strict=True):
         assert (mine.image, mine.classes) == (theirs.image, theirs.classes)
-        assert mine.probabilities == pytest.approx(theirs.probabilities, abs=0.01)
+        assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
         assert mine.target == theirs.classes[0] and mine.target_probability == mine.probabilities[0]
 
 
@@ -139,5 +140,19 @@ def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
     (tmp_path / "a.png").write_text("a picture")
     with pytest.raises(ValueError, match=r"a\.png is there and is no explanation: name another folder with --out"):
         stems(["photos/a.jpg"], tmp_path)
-    (tmp_path / "a.json").write_text("{}")  # an explanation of before
-    assert stems(["photos/a.jpg"], tmp_path) == [tmp_path / "a"]
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a\.png is there and is no explanation"):
+        stems(["photos/a.jpg"], tmp_path)
+    (tmp_path / "b.json").write_text('{"boxes": []}')
+    with pytest.raises(ValueError, match=r"b\.json is there and is no explanation: name another folder with --out"):
+        stems(["photos/b.jpg"], tmp_path)
+
+
+def test_an_explanation_of_before_is_replaced(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for _ in range(2):
+        (found,) = explain(tiny_bundle(), tmp_path / "a.png", device="cpu")
+        (stem,) = stems(["a.png"], tmp_path / "out")
+        (tmp_path / "out").mkdir(exist_ok=True)
+        write_explanation(found, (2, 2), stem)
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.png", "a.json"}

@@ -86,6 +86,21 @@ def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
     assert reader.text.count("If the model ended here") == config.depth
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, None),
+        ({"qk_norm": True}, "q and k are normalised, head by head, before (6)."),
+        ({"layer_scale": 0.1, "mlp_conv": True}, "a learned factor for each channel scales MSA and MLP; a 3 x 3 conv"),
+        ({"positions": "rope", "heads": 4, "norm": "rmsnorm"}, "LN divides by the root mean square"),
+    ],
+    ids=str,
+)
+def test_what_the_equations_leave_out_is_told(photo, tmp_path, fields, said):
+    text = Reader(walk(tiny_bundle(**fields), photo, out=tmp_path / "page.html", device="cpu").read_text("utf-8")).text
+    assert f"In this model {said}" in text if said else "In this model" not in text
+
+
 def test_the_code_is_that_of_the_source(photo, tmp_path):
     bundle = tiny_bundle()
     text = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8")).text

@@ -87,7 +87,10 @@ def test_notebooks_hold_the_same_code_output_and_pictures(tmp_path):
         cells = content["cells"]
         assert len({cell["id"] for cell in cells}) == len(cells)
         blocks = list(chapters.BLOCK.finditer(chapter.read_text()))
-        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        first, *code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert first["source"].startswith("import os\n") and first is cells[0]
+        root = first["source"].partition("chdir")[2].strip('()"')
+        assert (file.parent / root).resolve() == chapters.GUIDE.parent.parent  # the chapters' own paths begin there
         assert [cell["source"] + "\n" for cell in code] == [block["code"] for block in blocks]
         printed = ["".join(output["text"] for output in cell["outputs"]) for cell in code]
         assert printed == [block["output"] or "" for block in blocks]

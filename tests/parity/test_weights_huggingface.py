@@ -14,6 +14,7 @@ from vitreous.weights import from_huggingface, load_weights
 try:
     from transformers import (
         BitImageProcessor,
+        DeiTImageProcessor,
         Dinov2Config,
         Dinov2ForImageClassification,
         Dinov2Model,
@@ -145,8 +146,9 @@ def test_positions_are_resampled_as_dinov2_with_registers_does(tmp_path, size):
     [
         ViTImageProcessor(size={"height": 32, "width": 32}, resample=3),
         BitImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}),
+        DeiTImageProcessor(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32}),
     ],
-    ids=["squash", "crop"],
+    ids=["squash", "crop", "squash and crop"],
 )
 def test_images_are_prepared_as_theirs_are(tmp_path, processor, size):
     write_preprocessing(tmp_path, processor)
@@ -166,7 +168,15 @@ def test_images_are_prepared_as_theirs_are(tmp_path, processor, size):
     [
         ({"size": 32}, ((32, 32), "squash", 1.0)),
         ({"size": {"height": 32, "width": 24}}, ((32, 24), "squash", 1.0)),
-        ({"size": 64, "do_center_crop": True, "crop_size": 56}, ((56, 56), "crop", 0.875)),
+        ({"size": 64, "do_center_crop": True, "crop_size": 56}, ((56, 56), "squash", 0.875)),
+        (
+            {"size": 64, "do_center_crop": True, "crop_size": 56, "feature_extractor_type": "DeiTFeatureExtractor"},
+            ((56, 56), "squash", 0.875),
+        ),
+        (
+            {"size": 64, "do_center_crop": True, "crop_size": 56, "image_processor_type": "BitImageProcessor"},
+            ((56, 56), "crop", 0.875),
+        ),
         (
             {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
             ((32, 32), "crop", 0.5),

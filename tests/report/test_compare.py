@@ -1,16 +1,18 @@
 """Runs beside each other: the figures of each, and only what differs in their recipes."""
 
+import contextlib
 import io
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from tiny import tiny_recipe, tiny_set
 
 from vitreous.cli import main
-from vitreous.report.compare import compare_page, differences, figures, read_run, render
+from vitreous.report.compare import compare_page, differences, figures, judged_apart, read_run, render
 from vitreous.train import job as job_module
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -105,15 +107,27 @@ def test_the_page_shows_both_runs(runs, tmp_path):
     assert "augment.shift" in text and "optim.learning_rate" not in text and "2 runs on stripes." in text
 
 
-def test_runs_on_other_images_are_told_apart(runs, tmp_path):
+def test_runs_on_other_images_are_told_apart(runs, tmp_path, monkeypatch, capsys):
     run = read_run(runs / "a")
     other = tmp_path / "other"
     other.mkdir()
     for file in ("results.json", "recipe.yaml", "data.json"):
         (other / file).write_bytes((runs / "a" / file).read_bytes())
-    (other / "data.json").write_text(json.dumps(run.data | {"name": "spots"}))
-    compare_page(tmp_path / "c.html", [run, read_run(other)])
-    assert "They were not judged on the same images" in (tmp_path / "c.html").read_text()
+    (other / "data.json").write_text(json.dumps(run.data | {"hash": run.data["hash"] | {"test": "0" * 64}}))
+    compare_page(tmp_path / "c.html", [run, read_run(other)])  # such as folds, of one name
+    differ = "They were not judged on the same test images, so that their figures do not compare."
+    assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""
+    monkeypatch.setattr(sys, "argv", ["vitreous", "compare", str(runs / "a"), str(other)])
+    with contextlib.suppress(SystemExit):
+        main()
+    assert capsys.readouterr().out.endswith(f"{differ}\n")
+
+
+def test_names_in_brackets_stand_in_the_tables(runs):
+    text = io.StringIO()
+    run = replace(read_run(runs / "a"), name="runs/flowers [new]")
+    Console(file=text, width=80).print(render([run])[0])
+    assert "runs/flowers [new]" in text.getvalue()
 
 
 def test_the_tables_fit_a_terminal(runs):

@@ -82,6 +82,31 @@ def test_the_weighted_loss_is_a_mean_over_images_in_whatever_parts():
     assert loop.mean_loss(logits, labels, None, 0.1) == F.cross_entropy(logits, labels, label_smoothing=0.1)
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_smoothing_does_not_turn_a_common_image_into_a_rare_one(soft):
+    labels, weights = torch.zeros(4, dtype=torch.long), torch.tensor([0.51, 51.0, 51.0])  # 100 to 1
+    targets = F.one_hot(labels, 3).float() if soft else labels
+    logits = torch.zeros(4, 3, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], 0.1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        loop.mean_loss(logits, targets, weights, 0.1).backward()
+        optimizer.step()
+    assert logits.softmax(dim=1)[0].tolist() == pytest.approx([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3], abs=1e-3)
+    even = loop.mean_loss(logits, targets, torch.ones(3), 0.1)
+    assert even.item() == pytest.approx(F.cross_entropy(logits, targets, label_smoothing=0.1).item())
+
+
+def test_images_turn_over_every_pass_in_whichever_order_they_come():
+    flipped = []
+    for epoch in range(2):
+        order, draws = epoch_rows(LABELS, recipe_of("sampling", augment={"flip": 0.5, "alternate_flip": True}), epoch)
+        coins = dict(zip(order.tolist(), draws[:, 0].tolist(), strict=True))
+        flipped.append([coins.get(image) for image in range(51)])
+    same = [a == b for a, b in zip(*flipped, strict=True) if None not in (a, b)]
+    assert len(same) > 15 and all(same)  # the coin of epoch 0, which counts the other way round in every second pass
+
+
 def test_both_ways_leave_no_class_behind(tmp_path):
     answers = {}
     for balance in ("none", "weights", "sampling"):

@@ -435,6 +435,22 @@ def test_checkpoints_cost_time_but_are_no_training(trained, monkeypatch):
     assert run.results["train_seconds"] == 8 + 7 * 5  # all but the last one
 
 
+def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, monkeypatch):
+    clock, saved = Clock(), []
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 2)
+    save = job_module.save_checkpoint
+
+    def slow(*args):
+        clock.now += 5
+        saved.append(clock.now)
+        save(*args)
+
+    monkeypatch.setattr(job_module, "save_checkpoint", slow)
+    trained(tiny_recipe(epochs=1, optim={"batch_size": 4}), tiny_set(), on_step=clock.tick)
+    assert len(saved) == 3  # after the third of nine steps, the sixth and the last
+
+
 def test_what_is_kept_the_checkpoint_knows(trained, tmp_path):
     def crash(state, _):
         if state.epoch == 1:
@@ -729,6 +745,13 @@ def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
     recipe, quiet = tiny_recipe(epochs=1), Console(file=io.StringIO())
     folders = [fit(recipe, tiny_set(), console=quiet).folder.as_posix() for _ in range(3)]
     assert folders == ["runs/stripes", "runs/stripes-2", "runs/stripes-3"]
+
+
+def test_a_place_for_runs_that_is_none_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(FileExistsError, match="runs"):
+        claimed(None, "photos", False)
 
 
 def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch):

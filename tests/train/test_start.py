@@ -21,6 +21,7 @@ from vitreous.train import choose
 from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
+from vitreous.train.start import check_start
 from vitreous.weights import Bundle
 
 OTHERS = ("x", "y", "z", "w")
@@ -217,12 +218,19 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
     [
         ({"epochs": 3}, "epochs is 3, but a probe"),
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
+        ({"track": "tensorboard"}, r"track is \('tensorboard',\), but a probe"),
         ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),
     ],
 )
 def test_a_probe_refuses_what_it_would_ignore(started, changes, message):
     with pytest.raises(ValueError, match=message):
         started(probe=True, **changes)
+
+
+def test_a_probe_refuses_to_balance(source):
+    recipe = read_recipe("probe", [*start_settings(str(source), None, None), "data.balance=weights"])
+    with pytest.raises(ValueError, match=r"data\.balance is weights, but a probe"):
+        check_start(recipe, True)
 
 
 def test_training_may_start_from_the_head_of_a_probe(started):

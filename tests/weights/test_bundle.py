@@ -206,6 +206,11 @@ def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatc
 
 
 def test_a_run_that_has_no_model_yet_is_named(tmp_path):
+    (tmp_path / "folds" / "fold-1").mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=r"folds is a cross-validation: name one of its folds, such as .*/folds/fold-1$"
+    ):
+        find_bundle(tmp_path / "folds")
     with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))} holds no trained model \(model/model\.safe"):
         find_bundle(tmp_path)
 

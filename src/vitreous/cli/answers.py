@@ -35,6 +35,7 @@ def evaluate(
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device, pick_precision
+        from vitreous.evaluation import own_precision
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
 
@@ -45,7 +46,7 @@ def evaluate(
             judged,
             model=run,
             data=data,
-            environment=environment(where, pick_precision("auto", where), 1),
+            environment=environment(where, pick_precision(own_precision(run), where), 1),
         )
 
 

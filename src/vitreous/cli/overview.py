@@ -21,7 +21,7 @@ def summary(
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import one_line, read_recipe, recipe_names
     from vitreous.train.choose import data_of, fit_to_data
-    from vitreous.weights.bundle import find_bundle, read_config
+    from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
 
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}
     chosen = {key: value for key, value in given.items() if value is not None}
@@ -29,6 +29,8 @@ def summary(
     if model.partition("/")[0] in SIZES:
         fields = {"size": model}
     elif model in recipe_names() or Path(model).is_file():
+        if (SHIPPED / model / CONFIG).is_file():
+            print(f"of recipe {model}; of the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
         try:
             data = data_of(recipe)
@@ -58,7 +60,7 @@ def compare(
     from rich.console import Console
 
     from vitreous.files import check_file
-    from vitreous.report.compare import compare_page, read_run, render
+    from vitreous.report.compare import compare_page, judged_apart, read_run, render
 
     if out is not None:
         check_file(out, ".html")
@@ -66,6 +68,8 @@ def compare(
     console = Console()
     for table in render(read):
         console.print(table)
+    if differ := judged_apart(read):
+        print(differ)
     if out is not None:
         compare_page(out, read)
         print(f"comparison: {out}")

@@ -89,7 +89,10 @@ def train(
         say(console, figures.format(**run.results))
         say(console, f"run folder: {run.folder}")
     elif run.results:
-        console.print(results_table(run.results))
+        if run.results["val"] or run.results["test"]:
+            console.print(results_table(run.results))
+        else:
+            say(console, "there are neither validation nor test images: nothing was judged")
         figures = (
             "{params:,} parameters, epoch {best_epoch} of {epochs} kept, "
             "{train_seconds:.0f} s, {images_per_second:,.0f} images/s"

@@ -159,7 +159,7 @@ class ImageSet:
     def with_validation(self, fraction: float, seed: int = 0) -> "ImageSet":
         """Cut a stratified, seeded share of train off for validation, unless validation images are given.
 
-        A class with a single image stays in train whole.
+        A class with a single image stays in train whole; any other has images on both sides.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
@@ -178,6 +178,11 @@ class ImageSet:
                 f"images in {int((counts > 0).sum())} classes: use another data.val_fraction, or 0 for no validation"
             )
         kept, held = train_test_split(rows, test_size=taken, random_state=seed, stratify=labels[rows])
+        for side, other in ((held, kept), (kept, held)):
+            for label in np.setdiff1d(labels[rows], labels[side]):  # so small that its share rounds to nothing
+                most = np.bincount(labels[side]).argmax()
+                i, j = np.flatnonzero(labels[side] == most)[0], np.flatnonzero(labels[other] == label)[0]
+                side[i], other[j] = other[j], side[i]
         kept = np.sort(np.concatenate([kept, single]))
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
 

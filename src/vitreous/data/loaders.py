@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -102,6 +103,7 @@ class Batches:
             sampler=[order[start : start + self.batch_size].numpy() for start in starts],
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=_leave_group,
             generator=torch.Generator(),  # the global one stays as it is, whichever way images come
         )
         labels = iter(self.labels[order].to(self.device).split(self.batch_size))
@@ -134,6 +136,11 @@ class _Reader(Dataset):
             return torch.from_numpy(self.images.read(rows, self.preprocess))
         except BrokenImage as error:
             return error
+
+
+def _leave_group(_: int) -> None:
+    """What is sent to all of a job's processes, Ctrl-C or a scheduler's SIGTERM, is for the one that trains."""
+    os.setpgrp()
 
 
 def decode(
@@ -212,10 +219,13 @@ def _cached(
     except (OSError, ValueError, EOFError):  # not there, or damaged
         pass
 
-    unfinished = file.with_name(f"{file.stem}.{os.getpid()}.unfinished")
+    unfinished = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.unfinished")
     try:
         shape = (len(whole), *preprocess.shape)
         array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
+        if hasattr(os, "posix_fallocate"):  # else a disk that fills up would kill the process as it writes
+            with unfinished.open("r+b") as whole_file:
+                os.posix_fallocate(whole_file.fileno(), 0, unfinished.stat().st_size)
         broken = _decode_all(whole, preprocess, array, progress)
         array.flush()
         notes.write_text(json.dumps(broken))

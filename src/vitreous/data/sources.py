@@ -22,7 +22,8 @@ HUB = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
 }
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm"}
 
 
 def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
@@ -30,7 +31,8 @@ def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` of the
     Hub; a parquet file; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
-    folders with images, directly or under train, val and test. A `Path` is always a file or folder.
+    folders with images, directly or under train, val and test. A `Path` is always a file or folder. A name is looked
+    for under $VITREOUS_DATA, too.
     """
     name = source if isinstance(source, str) else ""
     path = Path(source).expanduser()
@@ -43,6 +45,8 @@ def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
     elif source and path.exists():
         _check_text(path.resolve())
         image_set = _from_path(path, path.resolve().name.removesuffix(".parquet"), str(path.resolve()))
+    elif path.name == name and (kept := _kept(name)):
+        image_set = _from_path(kept, name, name)
     else:
         known = ["digits", *HUB]
         near = difflib.get_close_matches(name, known, n=1)
@@ -72,7 +76,7 @@ def _from_path(path: Path, name: str, source: str) -> ImageSet:
 
 
 def _kept(name: str) -> Path | None:
-    """The user's own copy of a named set."""
+    """The user's own copy of a set."""
     root = os.environ.get("VITREOUS_DATA")
     return Path(root, name) if root and Path(root, name).is_dir() else None
 

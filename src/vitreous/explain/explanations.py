@@ -189,6 +189,7 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         pairs["insertion"] = (e.curves.insertion, e.random_curves.insertion)
         curves = {kind: [x.flatten().cpu().numpy() for x in (e.curves.shares, *pair)] for kind, pair in pairs.items()}
     heads = dict(enumerate(e.attention, start=1))
+    write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: by it the picture is known as ours
     method = e.method.replace("_", " ") + (" (best in the deletion test)" if e.method == DEFAULT else "")
     draw(
         e.pixels / 255,
@@ -201,13 +202,12 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         curves=curves,
         path=stem.with_name(stem.name + ".png"),
     )
-    write_json(stem.with_name(stem.name + ".json"), e.to_json())
 
 
 def stems(names: Sequence[str], folder: Path) -> list[Path]:
     """A file name without suffix for each image; images of one name get numbers: 1, 1-2, 1-3.
 
-    Raises ValueError for a picture that lies there and is no explanation.
+    Raises ValueError for a picture or figures that lie there and are no explanation.
     """
     given: set[str] = set()
     result = []
@@ -218,7 +218,10 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
             number += 1
             stem = f"{plain}-{number}"
         given.add(stem)
-        if (folder / f"{stem}.png").exists() and not (folder / f"{stem}.json").exists():
-            raise ValueError(f"{folder / f'{stem}.png'} is there and is no explanation: name another folder with --out")
+        figures = folder / f"{stem}.json"
+        ours = figures.is_file() and '"target_probability"' in figures.read_text(errors="replace")
+        for file in (folder / f"{stem}.png", figures):
+            if file.exists() and not ours:
+                raise ValueError(f"{file} is there and is no explanation: name another folder with --out")
         result.append(folder / stem)
     return result

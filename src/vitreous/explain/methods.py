@@ -30,18 +30,8 @@ def explanation_maps(
     classes. layer, 1 to L: the block that `attention` and `grad_cam` look at (default: the last). head, 1 to h: for
     `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
 
-    The default is what won the deletion and insertion test (`python benchmarks/faithfulness.py RUN DATA`). Insertion
-    area less deletion area, means over test images, all standard errors below 0.021: the shipped model of MNIST, a
-    small one of digits after 20 epochs, and two of CIFAR-10 with 48% and 46% of the answers right.
-
-                                MNIST   digits   CIFAR-10   CIFAR-10, class token
-        images                    500      200        200                     200
-        integrated_gradients     0.62     0.58       0.23                    0.25
-        gradient_rollout         0.47     0.28       0.13                    0.14
-        rollout                  0.50     0.30       0.08                    0.10
-        grad_cam                -0.02     0.25       0.11                    0.09
-        attention                0.46     0.15       0.07                    0.08
-        a random order           0.07     0.06       0.06                    0.07
+    The default is what won the deletion and insertion test on models of MNIST, CIFAR-10, CIFAR-100 and digits:
+    `python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md.
     """
     check_choice(model, method, layer, head)
     model.eval()

@@ -166,6 +166,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
                 "<b>z</b>&prime; = MSA(LN(<b>z</b>)) + <b>z</b>  (2)",
                 "<b>z</b> = MLP(LN(<b>z</b>&prime;)) + <b>z</b>&prime;  (3)",
             ),
+            *([f"<p>In this model {'; '.join(others)}.</p>"] if (others := _apart_from_paper(config)) else []),
             *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
         ]
     reader = "the class token reads" if model.class_token is not None else "the patches that the head reads look at"
@@ -177,6 +178,18 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
         f"<p>If the model ended here, it would answer:</p>{answers}",
     ]
     return "\n".join(parts)
+
+
+def _apart_from_paper(config: ViTConfig) -> list[str]:
+    """What the blocks do that the paper's equations do not have."""
+    parts = {
+        "LN divides by the root mean square and subtracts nothing (RMSNorm)": config.norm == "rmsnorm",
+        "<b>q</b> and <b>k</b> are normalised, head by head, before (6)": config.qk_norm,
+        "<b>q</b> and <b>k</b> are turned by their patch's place before (6)": config.positions == "rope",
+        "a learned factor for each channel scales MSA and MLP": config.layer_scale is not None,
+        "a 3 x 3 convolution over the grid of patches stands inside the MLP": config.mlp_conv,
+    }
+    return [part for part, there in parts.items() if there]
 
 
 def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarray, top: np.ndarray) -> str:

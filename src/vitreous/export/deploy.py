@@ -12,7 +12,6 @@ from vitreous.export.graphs import NEEDED, Deployed, check_installed, write_int8
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.files import check_folder, write_json
 from vitreous.weights import Bundle, find_bundle
-from vitreous.weights.bundle import WEIGHTS
 
 RECEIPT = "parity.json"
 GRAPHS = {"onnx": write_onnx, "pt2": write_pt2, "int8": write_int8}
@@ -51,8 +50,6 @@ def export_run(
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
     folder = Path(out) if out is not None else home / "export" / form
     check_folder(folder)
-    if (folder / WEIGHTS).exists() and not (folder / RECEIPT).exists():
-        raise ValueError(f"{folder} holds another model, {WEIGHTS}: name another folder with --out")
     bundle = Bundle.load(source)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +65,17 @@ def export_run(
         receipt |= {"threads": torch.get_num_threads()}
         receipt |= {"packages": {name: installed(name) for name in ("vitreous", "torch", *NEEDED.get(form, ()))}}
         write_json(part / RECEIPT, receipt)
+        _check_free(folder, part, form)
         folder.mkdir(exist_ok=True)
         for file in part.iterdir():
             file.replace(folder / file.name)
     return folder, receipt
+
+
+def _check_free(folder: Path, part: Path, form: str) -> None:
+    """Raises ValueError where a file of the new export would replace one of something else than such an export."""
+    receipt = folder / RECEIPT
+    if receipt.is_file() and f'"format": "{form}"' in receipt.read_text(errors="replace"):
+        return
+    if taken := sorted(file.name for file in part.iterdir() if (folder / file.name).exists()):
+        raise ValueError(f"{folder} holds another {taken[0]}, which stays as it is: name another folder with --out")

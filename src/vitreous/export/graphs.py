@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
+from vitreous.files import first_line
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
@@ -97,7 +98,10 @@ def write_pt2(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
     said = json.dumps(metadata(bundle, preprocess_inside), indent=2)
     with _quiet():
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
-        torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
+        try:
+            torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
+        except RuntimeError as error:  # what torch makes of a full disk
+            raise OSError(f"cannot write {PT2}: {first_line(error)}") from error
         loaded = torch.export.load(folder / PT2).module()
     return lambda pixels: loaded(pixels if preprocess_inside else bundle.preprocess.normalise(pixels))
 

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich import markup
 from rich.table import Table
 
 from vitreous.card import read, read_history
@@ -98,14 +99,23 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
+def judged_apart(runs: Sequence[Finished]) -> str:
+    """A sentence of runs whose figures are not of the same images; "" where they are."""
+    for split in ("test", "val"):
+        judged = {run.data.get("hash", {}).get(split) for run in runs if run.figure(split, "top1") is not None}
+        if len(judged) > 1:
+            return f"They were not judged on the same {SPLITS[split]} images, so that their figures do not compare."
+    return ""
+
+
 def render(runs: Sequence[Finished]) -> list[Table]:
     """The tables for a terminal: figures, and differences where there are any."""
     tables = []
     for rows in (figures(runs), differences(runs)):
         if rows:
-            table = Table("recipe" if tables else "", *(run.name for run in runs))
+            table = Table("recipe" if tables else "", *(markup.escape(run.name) for run in runs))
             for name, texts in rows:
-                table.add_row(name, *texts)
+                table.add_row(name, *map(markup.escape, texts))
             tables.append(table)
     return tables
 
@@ -126,8 +136,8 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     ]
     sets = dict.fromkeys(run.data["name"] for run in runs)
     lead = f"{len(runs)} runs on {', '.join(sets)}."
-    if len(sets) > 1:
-        lead += " They were not judged on the same images, so that their figures do not compare."
+    if differ := judged_apart(runs):
+        lead += f" {differ}"
     heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
     write_report(file, kind="Comparison", heading=heading, lead=lead, sections=sections)
 

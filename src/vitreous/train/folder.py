@@ -26,10 +26,11 @@ FREE = {"data.skip_broken", "data.memory_budget", "data.workers", "track"}  # ke
 
 def next_folder(name: str) -> Path:
     """Make the next free `runs/<name>`: digits, digits-2, digits-3, ... Of runs that begin at once each has its own."""
+    Path("runs").mkdir(exist_ok=True)
     for number in itertools.count(1):
         folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
         except FileExistsError:
             continue
         return folder

@@ -133,11 +133,13 @@ class Job:
     def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
         order, draws = epoch_rows(self.train_batches.labels, self.recipe, 0)
-        batch = next(iter(self.train_batches.epoch(order[:count])))
-        draws, device = draws[: len(batch.rows)], self.engine.device
+        first = slice(0, self.recipe.optim.batch_size, self.engine.processes)  # images are mixed within a batch
+        batch = next(iter(self.train_batches.epoch(order[first])))
+        draws, device = draws[first], self.engine.device
         (changes,) = plan(draws, self.recipe.augment, 0, self.recipe.model.image_size, len(draws), device)
         fill = torch.tensor(self.preprocess.mean, device=device)
-        return augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
+        images, targets = augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
+        return images[:count], targets[:count]
 
     def estimate(self) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""

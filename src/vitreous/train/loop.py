@@ -172,10 +172,10 @@ def train_loop(
                 _check_finite(loss, state)
                 hooks.report(state, loss, top1)
             if save:
-                last_save = _add_time(state, started, begun)
+                _add_time(state, started, begun)
                 state.loss, state.hits = whole.tolist()
                 hooks.save()
-                started = time.monotonic()
+                last_save = started = time.monotonic()
                 if stop:
                     bare.read_size(recipe.model.image_size)
                     return False
@@ -211,8 +211,8 @@ def train_loop(
         over = _over(state, recipe)
         kept = state.best_epoch == state.epoch  # of weights that are kept a checkpoint must know
         if stop or over or kept or unsaved > CHECKPOINT_SECONDS:
-            last_save = time.monotonic()
             hooks.save()
+            last_save = time.monotonic()
         if stop and not over:
             return False
 
@@ -223,11 +223,17 @@ def train_loop(
 
 
 def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
-    """Cross-entropy, each class's part of the targets times its weight: the mean over the images."""
+    """Cross-entropy, each class's part of the targets times its weight: the mean over the images.
+
+    Smoothing spreads an image's weight evenly. torch's own multiplies that by the weights of all classes, so that
+    with a rare one among them every image would speak for it; and its mean divides by the weights in the batch.
+    """
     if weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    # torch's own mean divides by the weights that happen to be in the batch, if the targets are labels
-    return F.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum") / len(logits)
+    own = weights[targets] if targets.ndim == 1 else targets @ weights  # (B,)
+    hard = F.cross_entropy(logits, targets, weights, reduction="sum")
+    even = -(own * logits.log_softmax(dim=1).mean(dim=1)).sum()
+    return ((1 - smoothing) * hard + smoothing * even) / len(logits)
 
 
 def forward_backward(

@@ -36,7 +36,10 @@ def epoch_rows(labels: Tensor, recipe: Recipe, epoch: int) -> tuple[Tensor, Tens
     """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, K)."""
     draws = draw(recipe.augment, len(labels), recipe.seed, epoch)
     if recipe.data.balance == "sampling":  # an image that comes several times looks different each time
-        return balanced_order(labels, recipe.seed, epoch), draws
+        order = balanced_order(labels, recipe.seed, epoch)
+        if recipe.augment.alternate_flip:  # but for the coin of epoch 0, in the first column, which is the image's own
+            draws[:, 0] = draws[order, 0]
+        return order, draws
     order = epoch_order(len(labels), recipe.seed, epoch)
     return order, draws[order]
 

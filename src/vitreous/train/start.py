@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from vitreous.augment import Augment
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import OptimOptions, Recipe, one_line
+from vitreous.recipe import DataOptions, OptimOptions, Recipe, one_line
 from vitreous.weights.load import find_weights, load_weights
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
@@ -97,7 +97,8 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
             raise ValueError(f"{key} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
         values = {"epochs": (recipe.epochs, 1), "time_limit": (recipe.time_limit, None)}
-        values["patience"] = (recipe.patience, None)
+        values |= {"patience": (recipe.patience, None), "track": (recipe.track, ())}
+        values["data.balance"] = (recipe.data.balance, DataOptions().balance)
         for section, own, plain in (("augment", recipe.augment, Augment()), ("optim", recipe.optim, OptimOptions())):
             values |= {f"{section}.{key}": (value, getattr(plain, key)) for key, value in own if key != "batch_size"}
         for key, (value, plain) in values.items():

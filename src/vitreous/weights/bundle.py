@@ -103,6 +103,8 @@ def find_bundle(run: Path | str) -> Path:
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
     shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{CONFIG}"))
+    if (run / "fold-1").is_dir():
+        raise ValueError(f"{run} is a cross-validation: name one of its folds, such as {run / 'fold-1'}")
     if run.is_dir():
         raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): train it to the end or use another run")
     names = f", or one of {', '.join(shipped)}" if shipped else ""

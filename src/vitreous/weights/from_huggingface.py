@@ -56,6 +56,7 @@ LEFT_OUT = {
     "pooler.dense.bias": "ViTModel's pooler: a head reads the class token itself",
 }
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+SHORTER_SIDE = ("Bit", "CLIP", "ChineseCLIP")  # processors of transformers to which a plain size is that of a side
 
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
@@ -128,8 +129,9 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:
     """Of a preprocessor_config.json. Raises ValueError for what ours cannot do."""
     size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
-    if isinstance(size, int):  # older files; a number is a square, but the shorter side before a cut of the centre
-        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
+    if isinstance(size, int):  # older files, in which a number is a square, or to some the shorter side
+        kind = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
+        size = {"shortest_edge": size} if kind.startswith(SHORTER_SIDE) else {"height": size, "width": size}
     if isinstance(crop, int):
         crop = {"height": crop, "width": crop}
     if not config.get("do_resize", True) or not isinstance(size, dict):
