@@ -131,10 +131,13 @@ OURS = (
     Ours("lyon-cifar10", "`small-images`, smaller, as many epochs", "small-images", SMALL_CIFAR10, "small"),
     Ours("behery-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", FIVE, "5m"),
     Ours("behery-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("behery-cifar100", "`cifar100-amx`, half an hour", "cifar100-amx", HALF, "30m"),
     Ours("tigges-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", FIVE, "5m"),
     Ours("tigges-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", HALF, "30m"),
+    Ours("tigges-cifar100", "`cifar100-amx`, half an hour", "cifar100-amx", HALF, "30m"),
     Ours("tigges-cifar10", "`cifar10-cpu`, five minutes", "cifar10-cpu", FIVE, "5m"),
     Ours("tigges-cifar10", "`cifar10-cpu`, an hour", "cifar10-cpu", HOUR, "60m"),
+    Ours("tigges-cifar10", "`cifar10-amx`, an hour", "cifar10-amx", HOUR, "60m"),
     Ours("paper-b16-pizza", "`pizza`, the original split", "pizza"),
     Ours("paper-b16-pizza", "`pizza`, 5 folds of all 300 images", "pizza", folds=5),
 )
