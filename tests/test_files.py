@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from vitreous.files import check_file, check_folder, replace_file, write_json
 
@@ -18,6 +20,15 @@ def test_a_file_is_written_with_its_folders(tmp_path):
     replace_file(tmp_path / "a" / "b" / "x.txt", lambda part: part.write_text("new"))
     assert (tmp_path / "a" / "b" / "x.txt").read_text() == "new"
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["x.txt"]
+
+
+def test_a_file_may_be_read_by_whom_the_user_lets_read_new_ones(tmp_path):
+    before = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "x", lambda part: save_file({"a": torch.zeros(2)}, part))  # which keeps it to the owner
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
 
 
 def full(part):

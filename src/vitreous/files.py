@@ -29,7 +29,10 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
     try:
+        part.touch()
+        mode = part.stat().st_mode  # of a new file here; that of safetensors is its owner's alone
         write(part)
+        part.chmod(mode)
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(target)
