@@ -45,7 +45,7 @@ def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
     elif source and path.exists():
         _check_text(path.resolve())
         image_set = _from_path(path, path.resolve().name.removesuffix(".parquet"), str(path.resolve()))
-    elif path.name == name and (kept := _kept(name)):
+    elif name and path.name == name and (kept := _kept(name)):
         image_set = _from_path(kept, name, name)
     else:
         known = ["digits", *HUB]
