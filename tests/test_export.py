@@ -386,11 +386,9 @@ def test_an_export_in_another_format_or_of_others_stays(tmp_path):
     export_run(tmp_path / "bundle", "timm", out=tmp_path / "new")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text("theirs")
-    for folder, name in ((tmp_path / "new", "config.json"), (tmp_path / "theirs", "config.json")):
+    for folder in (tmp_path / "new", tmp_path / "theirs"):
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
-        with pytest.raises(
-            ValueError, match=rf"{folder.name} holds another {name}, which stays as it is: name another"
-        ):
+        with pytest.raises(ValueError, match=rf"{folder.name} holds another config\.json, which stays as it is"):
             export_run(tmp_path / "bundle", "huggingface", out=folder)
         assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     export_run(tmp_path / "bundle", "pt2", out=tmp_path / "theirs")  # beside which none of its files lies
