@@ -25,18 +25,21 @@ sys.path.append(str(Path(__file__).parent.parent))  # where the package `reprodu
 def interleaved(
     variants: dict[Any, Callable[[], object]], device: torch.device, rounds: int, calls: int
 ) -> dict[Any, dict[str, float]]:
-    """Time variants side by side: each round runs all of them, so that a slow moment of the machine hits all.
+    """Time variants side by side: each round runs all of them, beginning with another one, so that a slow moment of the
+    machine hits all and none has a place of its own.
 
     Returns, for each variant, the seconds of a call: the median over the rounds, and both quartiles.
     """
     for call in variants.values():
         call()  # warm-up
     seconds: dict[Any, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        for name, call in variants.items():
+    names = list(variants)
+    for i in range(rounds):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
             start = now(device)
             for _ in range(calls):
-                call()
+                variants[name]()
             seconds[name].append((now(device) - start) / calls)
     quartiles = {name: statistics.quantiles(times, n=4, method="inclusive") for name, times in seconds.items()}
     return {name: {"low": low, "median": mid, "high": high} for name, (low, mid, high) in quartiles.items()}

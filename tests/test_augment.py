@@ -374,8 +374,12 @@ def test_erased_boxes_have_the_stated_area_and_the_mean_colour():
     touched = area > 0
     assert abs(touched.float().mean() - 0.25) < 0.03
     assert 0.018 < area[touched].min() < 0.03 and 0.31 < area[touched].max() < 0.345
-    box = gone.any(1).sum(1) * gone.any(2).sum(1)  # it is one rectangle
-    assert torch.equal(box, gone.sum((1, 2)))
+    widths, heights = gone.any(1).sum(1), gone.any(2).sum(1)
+    assert torch.equal(widths * heights, gone.sum((1, 2)))  # it is one rectangle
+    ratio = (heights[touched] / widths[touched]).log()
+    assert ratio.min() < -1 and ratio.max() > 1 and ratio.mean().abs() < 0.1  # from 0.3 to 1 / 0.3
+    for edge in (gone[:, 0], gone[:, -1], gone[:, :, 0], gone[:, :, -1]):
+        assert 0 < edge.any(1)[touched].float().mean() < 0.2  # anywhere, at an edge now and then
 
 
 # --- RandAugment ---
@@ -531,6 +535,14 @@ def test_each_image_gets_its_own_operations_in_their_order(channels):
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
+def test_the_strength_of_operations_follows_magnitude_and_deviation():
+    config = Augment(randaugment_ops=1, randaugment_magnitude=4, randaugment_sd=1)
+    images = pictures(2)
+    row = torch.tensor([(OPS.index("brightness") + 0.5) / len(OPS), 0, 0.1, 2])  # which, whether, sign; normal
+    out = augment(images, row.expand(2, -1), config, 0, FILL)
+    torch.testing.assert_close(out, images * (1 - 0.9 * 0.6), atol=1e-5, rtol=0)  # a level of (4 + 1 * 2) / 10
+
+
 # --- mixing ---
 
 
@@ -569,6 +581,8 @@ def test_cutmix_targets_equal_the_share_of_pixels():
     rectangle = foreign.amax(1).sum(1) * foreign.amax(2).sum(1)  # it is one
     assert torch.equal(rectangle, foreign.sum((1, 2)))
     assert foreign.mean() > 0.25 and foreign.mean((1, 2)).std() > 0.15  # clipped, so somewhat below 0.5
+    for corner in (foreign[:, 0, 0], foreign[:, 0, -1], foreign[:, -1, 0], foreign[:, -1, -1]):
+        assert 0.05 < corner.mean() < 0.5  # its centre is anywhere
 
 
 def test_mixup_and_cutmix_share_the_images():

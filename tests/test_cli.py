@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, 
 
 from vitreous import evaluation
 from vitreous.cli import main
-from vitreous.recipe import recipe_names
+from vitreous.data import loaders
+from vitreous.recipe import read_recipe, recipe_names
 from vitreous.train.run import fit
 
 RECIPE = """
@@ -283,8 +285,8 @@ def test_a_broken_training_image_is_one_line_and_the_way_out_works(vitreous, wor
     command = ["train", photos, "--recipe", work / "r.yaml", "--out", tmp_path / "run"]
     code, _, err = vitreous(*command)
     assert code == 2 and err == (
-        f"vitreous: {photos}/bee/bad.png: no picture of a kind that Pillow knows: repair or remove it, or leave it out "
-        "with data.skip_broken=true\n"
+        f"vitreous: {photos}/bee/bad.png: no picture of a kind that Pillow knows: repair or remove it, or skip it: "
+        "data.skip_broken=true to train, else --skip-broken\n"
     )
     code, out, err = vitreous(*command, "data.skip_broken=true")
     assert (code, err) == (0, "") and "warning: left out 1 of " in out
@@ -325,7 +327,6 @@ def test_a_run_is_resumed_by_the_command_that_started_it(vitreous, work, stopped
         (["seed=3"], "was started with seed=0, not 3: resume it as it was, or start another run with --out"),
         (["--seed", "3"], "was started with seed=0, not 3"),
         (["photos", "--recipe", "r.yaml", "optim.clip=null"], "was started with optim.clip=1.0, not None"),
-        (["photos/train", "--recipe", "r.yaml"], "was started with data.source="),
     ],
 )
 def test_a_resumed_run_stays_what_it_was(vitreous, stopped, arguments, message):
@@ -334,6 +335,25 @@ def test_a_resumed_run_stays_what_it_was(vitreous, stopped, arguments, message):
         assert (code, err) == (0, "")
     else:
         assert code == 2 and err.startswith(f"vitreous: {stopped} {message}") and err.count("\n") == 1
+
+
+def test_a_run_goes_on_where_its_images_have_moved(vitreous, work, stopped, tmp_path):
+    shutil.copytree(work / "photos", tmp_path / "moved")
+    code, _, err = vitreous("train", tmp_path / "moved", "--resume", "--out", stopped)
+    assert (code, err) == (0, "") and equal(weights_of(stopped), weights_of(work / "run"))
+    assert read_recipe(str(stopped / "recipe.yaml")).data.source == str(tmp_path / "moved")
+
+
+def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
+    code, _, err = vitreous("train", "photos/train", "--resume", "--out", stopped)
+    said = f"vitreous: the data is not what {stopped} was trained on: resume with the same images\n"
+    assert (code, err) == (2, said)
+
+
+def test_sigterm_while_images_are_decoded_leaves_nothing_half_written(vitreous, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(loaders, "_decode_all", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "run")
+    assert code == 143 and not list(cache.iterdir())
 
 
 def test_resume_names_what_it_lacks(vitreous, tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -12,11 +13,13 @@ from rich.console import Console
 from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 
 from vitreous import Bundle, predict
+from vitreous.card import write_shared
 from vitreous.cli import main
-from vitreous.data.sources import files_below
+from vitreous.data.sources import files_below, load
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
+from vitreous.export.graphs import metadata
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
 from vitreous.train import job as job_module
@@ -123,6 +126,7 @@ def test_the_metadata_suffices_to_answer_as_predict_does(run, onnx_folder):
 
     session = onnxruntime.InferenceSession(onnx_folder[0] / "model.onnx")
     said = session.get_modelmeta().custom_metadata_map
+    assert metadata(replace(Bundle.load(run / "model"), temperature=1.5), False)["temperature"] == "1.5"
     preprocess, names = json.loads(said["preprocess"]), json.loads(said["class_names"])
     files = files_below(run.parent / "photos" / "test")[::5]
     for answer in predict(run, files, device="cpu", precision="float32"):
@@ -131,7 +135,7 @@ def test_the_metadata_suffices_to_answer_as_predict_does(run, onnx_folder):
         pixels = np.asarray(Image.open(answer.image).convert("L"), np.float32)[None, None] / 255
         images = (pixels - np.float32(preprocess["mean"])) / np.float32(preprocess["std"])
         (found,) = session.run(None, {session.get_inputs()[0].name: images.astype(np.float32)})
-        p = np.exp(found[0] - found[0].max())
+        p = np.exp((found[0] - found[0].max()) / float(said["temperature"]))
         assert names[p.argmax()] == answer.classes[0]
         assert p.max() / p.sum() == pytest.approx(answer.probabilities[0], abs=1e-4)
 
@@ -485,6 +489,17 @@ def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):
     vitreous("push", run, "me/stripes")
     assert not [name for name, content in hub[1][2].items() if str(run.parent).encode() in content]
     assert "command" not in json.loads(hub[1][2]["environment.json"])
+
+
+def test_nothing_of_the_machine_is_pushed_of_a_run_whose_data_was_given(tmp_path):
+    write_images(tmp_path / "photos", 8)
+    run = fit(
+        tiny_recipe(epochs=1), load(tmp_path / "photos"), out=tmp_path / "run", console=Console(file=io.StringIO()),
+        pictures=False,
+    )  # fmt: skip
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    assert not [path for path in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in path.read_bytes()]
+    assert "trained from scratch on 18 of its images and nothing else" in (tmp_path / "shared/README.md").read_text()
 
 
 def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import CLASSES, stripes, tiny_bundle, write_images
+from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, write_images
 
+from vitreous import prediction
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage
+from vitreous.model import ViTConfig
 from vitreous.prediction import (
     Prediction,
     forward,
     image_files,
+    images_at_once,
     predict,
     split_logits,
     write_csv,
@@ -167,6 +170,23 @@ def test_a_run_is_found_by_its_folder(bundle, files, tmp_path):
         ask("nowhere", files)
 
 
+def test_a_run_answers_in_the_precision_of_its_recipe(bundle, files, tmp_path, monkeypatch):
+    bundle.save(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(tiny_recipe(precision="bf16").dump())
+    asked = []
+    forward = prediction.forward
+    monkeypatch.setattr(prediction, "forward", lambda *args: asked.append(args[-1]) or forward(*args))
+    list(predict(tmp_path, files, device="cpu"))
+    list(predict(tmp_path, files, device="cpu", precision="float32"))
+    assert asked == ["bf16", "float32"]
+
+
+def test_a_whole_split_goes_through_in_batches_of_bounded_size():
+    small, large = ViTConfig(image_size=32, patch_size=4), ViTConfig(size="B/16", image_size=384)
+    assert images_at_once(small) == 256 and images_at_once(large) == 113
+    assert images_at_once(ViTConfig(image_size=2048, patch_size=4)) == 1
+
+
 def test_a_model_left_in_training_mode_answers_as_in_evaluation(files):
     bundle = tiny_bundle(dropout=0.5, drop_path=0.5, depth=2)
     expected = ask(bundle, files)
@@ -231,6 +251,7 @@ def test_files_folders_and_patterns_are_found(tree, patterns, expected):
         ("in/none.png", "no image 'in/none.png': give image files, folders or patterns such as 'photos/*.jpg'"),
         ("in/*.gif", "no image 'in/*.gif': give image files"),
         ("in/empty", "no images in folder 'in/empty': give image files"),
+        ("///nowhere/none.png", "no image '///nowhere/none.png': give image files"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_named(tree, pattern, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitreous.data.stores import header_shape
 from vitreous.preprocess import Preprocess
 
 
@@ -168,8 +169,9 @@ def test_levels_outside_any_known_range_are_refused(value):
         gray().fit_image(deep(value, np.float32))
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_cameras_orientation_is_applied(orientation):
+def test_the_cameras_orientation_is_applied(orientation, kind, monkeypatch):
     upright = np.zeros((4, 6), np.uint8)
     upright[0, 0], upright[0, 5], upright[3, 0] = 250, 150, 50  # corners tell every turn and flip apart
     undo = {  # from upright to how the camera stored it
@@ -185,7 +187,11 @@ def test_the_cameras_orientation_is_applied(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(undo[orientation](upright))).save(stored, "PNG", exif=exif)
+    Image.fromarray(np.ascontiguousarray(undo[orientation](upright))).save(stored, kind, exif=exif)
+    with Image.open(stored) as image:
+        assert header_shape(image) == (1, 4, 6)
+    if kind == "PNG":  # what else is in the metadata is not written again, which may fail
+        monkeypatch.setattr(Image.Exif, "tobytes", None)
     with Image.open(stored) as image:
         np.testing.assert_array_equal(gray((4, 6)).fit_image(image)[0], upright)
 

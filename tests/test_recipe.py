@@ -189,6 +189,12 @@ def test_an_override_is_read_as_yaml_and_typed(written, override, find, value):
     assert found == value and type(found) is type(value)
 
 
+def test_cuda_graphs_and_parts_of_a_batch_exclude_each_other(written):
+    text = "compile: reduce-overhead\noptim: {accumulate: 2}"
+    reason = "compile=reduce-overhead computes a batch at once, and optim.accumulate is 2: use compile=true"
+    assert refused(written(text)) == f"x.yaml: {reason}"
+
+
 def test_scientific_notation_is_a_number_in_a_file_too(written):
     assert read_recipe(written("optim: {learning_rate: 1e-3}")).optim.learning_rate == 0.001
 

@@ -60,6 +60,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)
+    if Path(data["source"]).is_absolute():
         data["source"] = data["name"]
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
@@ -96,7 +97,7 @@ def card(folder: Path, repo: str | None = None) -> str:
         f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
         f"Measured on images like those it was trained on; on others it will do worse. {probabilities}",
     ]
-    alone = "" if recipe.start.weights else " and nothing else"
+    alone = "" if results.get("start") else " and nothing else"
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
@@ -109,7 +110,7 @@ def card(folder: Path, repo: str | None = None) -> str:
         again += f" --from path/to/{weights}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
-A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe)} on \
+A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe, results)} on \
 {counts["train"]:,} of its images{alone}.
 {headline(results)}
 
@@ -174,10 +175,10 @@ def headline(results: dict[str, Any]) -> str:
     return "There were neither test nor validation images: how good it is has not been measured."
 
 
-def origin(recipe: Recipe) -> str:
+def origin(recipe: Recipe, results: dict[str, Any]) -> str:
     """What the training began with, in words."""
     if not recipe.start.weights:
-        return "trained from scratch"
+        return "trained from a model that was given" if results.get("start") else "trained from scratch"
     own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
     return f"{own} {Path(recipe.start.weights).name}"
 

@@ -97,6 +97,10 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
         choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
     if not choice:
         return model
+    if not has_compiler():
+        raise ValueError(
+            f"compile={str(choice).lower()} needs a C++ compiler such as g++, and none is here: set compile=false"
+        )
     if choice == "reduce-overhead":
         call = torch.compile(model, mode="reduce-overhead")
 
@@ -111,7 +115,12 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
 def can_compile(device: torch.device) -> bool:
     """Whether a GPU and this machine have what `torch.compile` needs: Triton, which needs a C compiler."""
     modern = torch.cuda.get_device_capability(device) >= (7, 0)
-    return modern and find_spec("triton") is not None and bool(shutil.which("gcc") or shutil.which("clang"))
+    return modern and find_spec("triton") is not None and has_compiler()
+
+
+def has_compiler() -> bool:
+    """Whether there is what `torch.compile` calls: $CXX, or a compiler of a usual name."""
+    return "CXX" in os.environ or "CC" in os.environ or any(map(shutil.which, ("g++", "gcc", "clang")))
 
 
 def peak_memory(device: torch.device) -> int:

@@ -17,7 +17,7 @@ OPTIONAL = {
     "onnxruntime": "export",
     "onnxscript": "export",
 }
-SIDE = 2048  # of the multiplied matrices
+SIDE = 8192  # of the largest matrices that are multiplied
 
 
 def examine() -> None:

@@ -14,7 +14,7 @@ from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.device import pick_device, pick_precision
 from vitreous.metrics import classification_metrics
-from vitreous.prediction import split_logits
+from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import read_recipe
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
@@ -54,7 +54,7 @@ def judge(
     batches = Batches(
         split,
         bundle.preprocess,
-        batch_size=256,
+        batch_size=images_at_once(bundle.model.config),
         device=device,
         memory_budget=memory_budget,
         workers=workers,
@@ -121,20 +121,14 @@ def judge_run(
     return judged._replace(name=split)
 
 
-def own_precision(run: Path | str | Bundle) -> str:
-    """The precision that a run's recipe asks for; auto where that is not known."""
-    folder = None if isinstance(run, Bundle) else find_record(run)
-    return read_recipe(str(folder / "recipe.yaml")).precision if folder is not None else "auto"
-
-
-def own_data(run: Path | str | Bundle) -> ImageSet:
-    """The data a run was trained on, split as it was. Raises ValueError where that is not known."""
+def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
+    """The data a run was trained on, split as it was. fetch: as for `load`. Raises ValueError where it is not known."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     options = read_recipe(str(folder / "recipe.yaml")).data if folder is not None else None
     if options is None or options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
-    data = load(options.source, skip_broken=options.skip_broken)
+    data = load(options.source, skip_broken=options.skip_broken, fetch=fetch)
     data = data.divided(options)
     if differs(data, json.loads((folder / "data.json").read_text())):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor, nn
 
@@ -17,8 +18,12 @@ from vitreous.data.sources import files_below
 from vitreous.data.stores import BrokenImage, FileImages, as_text
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import replace_file
+from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import find_record
+
+AT_ONCE, TOKENS = 256, 1 << 16  # the most images in one pass of a whole split, and tokens of them
 
 
 class Prediction(NamedTuple):
@@ -76,13 +81,14 @@ def predict(
     """The `top` likeliest classes of each image, batch by batch, in order.
 
     run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. An image that cannot be read
-    raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left out.
+    raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left out. precision: `auto` is
+    what the run's recipe says.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     where = pick_device(device)
-    precision = pick_precision(precision, where)
+    precision = pick_precision(own_precision(run) if precision == "auto" else precision, where)
     bundle = Bundle.of(run)
     model = bundle.model.to(where)
 
@@ -97,6 +103,22 @@ def predict(
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
 
     return answers()
+
+
+def own_precision(run: Path | str | Bundle) -> str:
+    """The precision that a run's recipe asks for; auto where that is not known."""
+    folder = None if isinstance(run, Bundle) else find_record(run)
+    if folder is None:
+        return "auto"
+    try:  # not by `read_recipe`, as a first answer would wait for what that imports
+        return yaml.safe_load((folder / "recipe.yaml").read_text()).get("precision", "auto")
+    except (yaml.YAMLError, AttributeError):  # no recipe
+        return "auto"
+
+
+def images_at_once(config: ViTConfig) -> int:
+    """How many images go through a model in one pass where there are many: fewer of many tokens, to bound memory."""
+    return max(min(AT_ONCE, TOKENS // config.tokens), 1)
 
 
 def read_images(
@@ -147,7 +169,7 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
             found = [path]
         else:
             root = Path(path.anchor)
-            rest = pattern.removeprefix(path.anchor)
+            rest = pattern.removeprefix(path.anchor).lstrip("/")
             found = sorted(file for file in root.glob(rest) if file.is_file()) if rest else []
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 from torch import Tensor
 
@@ -22,6 +22,15 @@ RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
+}
+UPRIGHT = {  # what brings a picture of each orientation upright, but for the first, which is so
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
 
 
@@ -148,8 +157,8 @@ def channel_statistics(parts: Iterable[np.ndarray]) -> tuple[tuple[float, ...], 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
     """A picture of any kind as upright "L" or "RGB", transparency laid on white."""
     image.load()
-    if orientation(image) != 1:
-        image = ImageOps.exif_transpose(image)
+    if (turn := UPRIGHT.get(orientation(image))) is not None:
+        image = image.transpose(turn)
     if image.mode == "F" or image.mode.startswith("I"):
         return Image.fromarray(_to_bytes(image)).convert(mode)
     if image.has_transparency_data:

@@ -105,7 +105,7 @@ def break_some(folder):
 def test_broken_files_are_named_and_never_replaced(tmp_path, cache, cached):
     write_folder(tmp_path / "x", {"a": 3, "b": 3})
     break_some(tmp_path / "x")
-    message = r"a/001\.png: no picture .* \(and 1 more of 6 images\): repair or remove it, or leave it out with "
+    message = r"a/001\.png: no picture .* \(and 1 more of 6 images\): repair or remove it, or skip it: "
     for _ in range(2):  # also when the cache remembers
         with pytest.raises(BrokenImage, match=message):
             decode(load(tmp_path / "x").train, preprocess_of(), cache=cache if cached else None)

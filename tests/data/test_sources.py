@@ -69,6 +69,14 @@ def test_a_class_folder_becomes_a_set(tmp_path):
     np.testing.assert_array_equal(read(pets.train), np.concatenate([expected[3:], expected[:3]]))
 
 
+def test_image_files_have_many_endings(tmp_path):
+    write_folder(tmp_path, {"ant": 1, "bee": 1})
+    endings = ["jpg", "JPEG", "jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "txt"]
+    for ending in endings:
+        (tmp_path / "ant" / f"photo.{ending}").write_bytes(encoded(pixels(1)[0]))
+    assert len(load(tmp_path).train) == 2 + len(endings) - 1  # the text is no image
+
+
 @pytest.mark.parametrize("validation", ["val", "valid", "validation"])
 def test_split_folders_become_splits(tmp_path, validation):
     write_folder(tmp_path / "train", {"cat": 2, "dog": 3, "eel": 1})
@@ -115,8 +123,11 @@ def test_split_folders_go_by_many_names(tmp_path, names):
 def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
     write_folder(tmp_path / "train", {"a": 1, "b": 1})
     write_folder(tmp_path / "unlabelled", {"c": 1})
-    assert load(tmp_path).class_names == ("a", "b")
+    write_folder(tmp_path, {"val": 1})
+    made = load(tmp_path)
+    assert made.class_names == ("a", "b") and made.val is None
     assert "left out" in caplog.text and "unlabelled" in caplog.text
+    assert "val has no images in class folders: left out" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -404,7 +415,8 @@ def test_hub_sets_are_downloaded_once_and_read(tmp_path, monkeypatch, source, re
     import huggingface_hub
 
     def snapshot_download(*args, **kwargs):
-        assert args == (repo,) and kwargs == {"repo_type": "dataset", "allow_patterns": [pattern]}
+        asked = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": False}
+        assert args == (repo,) and kwargs == asked
         columns = {"img": hub_images(pixels(2)), "label": [1, 0]}
         features = hub_features("cat", "dog", image="img")
         write_parquet(tmp_path / inside / "train-00000-of-00001.parquet", columns, features)
@@ -414,6 +426,57 @@ def test_hub_sets_are_downloaded_once_and_read(tmp_path, monkeypatch, source, re
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     made = load(source)
     assert made.name == name and made.source == source and made.train.labels.tolist() == [1, 0]
+
+
+def test_a_set_is_not_fetched_where_that_is_not_asked_for(monkeypatch):
+    import huggingface_hub
+
+    def snapshot_download(*args, local_files_only=False, **kwargs):
+        raise OSError("not in the cache" if local_files_only else "the network was asked")
+
+    monkeypatch.delenv("VITREOUS_DATA", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    for source in ("mnist", "hf:some/birds"):
+        with pytest.raises(ValueError, match="not in the cache"):
+            load(source, fetch=False)
+
+
+def test_a_hub_set_without_parquet_files_says_so(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"the dataset some/birds has no parquet files: download its images and give"):
+        load("hf:some/birds")
+
+
+def test_files_of_no_known_split_are_left_out_beside_those_of_train(tmp_path, caplog):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for name in ("first", "second"):
+        write_parquet(tmp_path / "plain" / f"{name}.parquet", columns)
+    assert len(load(tmp_path / "plain").train) == 4  # none says what it is for
+    for name in ("train", "dev", "contrast"):
+        write_parquet(tmp_path / "named" / f"{name}-00000-of-00001.parquet", columns)
+    made = load(tmp_path / "named")
+    assert len(made.train) == 2 and len(made.val) == 2
+    assert "files of no known split are left out: contrast-00000-of-00001.parquet" in caplog.text
+
+
+def test_files_that_count_themselves_must_all_be_there(tmp_path):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for number in (0, 2):
+        write_parquet(tmp_path / f"train-0000{number}-of-00003-ab12.parquet", columns)
+    with pytest.raises(ValueError, match=r"of the 3 files train-\*-of-00003, 1 are missing: add them, or give"):
+        load(tmp_path)
+    assert len(load(tmp_path / "train-00002-of-00003-ab12.parquet").train) == 2
+    write_parquet(tmp_path / "train-00001-of-00003-ab12.parquet", columns)
+    assert len(load(tmp_path).train) == 6
+
+
+def test_columns_of_lists_are_no_obstacle(tmp_path):
+    features = hub_features("cat", "dog") | {"tags": [{"dtype": "string", "_type": "Value"}]}
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1], "tags": [["a"], []]}
+    write_parquet(tmp_path / "train.parquet", columns, features)
+    assert load(tmp_path).class_names == ("cat", "dog")
 
 
 def test_a_failed_download_names_both_ways_out(monkeypatch):

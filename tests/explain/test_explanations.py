@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from tiny import CLASSES, tiny_bundle, write_images
 
@@ -120,6 +121,19 @@ def test_broken_images_are_noted_or_raised(files, tmp_path):
     assert len(broken) == 1 and "bad.png" in str(broken[0])
     with pytest.raises(BrokenImage, match=r"bad\.png: no picture of a kind that Pillow knows"):
         list(explain(tiny_bundle(), bad, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [("grad_cam", "What speaks for bee ("), ("rollout", "What the model looks at, for any class")],
+)
+def test_a_figure_names_the_class_only_where_the_method_asks_for_one(files, tmp_path, monkeypatch, method, title):
+    titles = []
+    whole = Figure.suptitle
+    monkeypatch.setattr(Figure, "suptitle", lambda self, text, **more: titles.append(text) or whole(self, text, **more))
+    (explained,) = explain(tiny_bundle(), files[:1], method=method, target="bee", device="cpu")
+    write_explanation(explained, (4, 4), tmp_path / "x")
+    assert len(titles) == 1 and titles[0].startswith(title)
 
 
 def test_a_class_that_is_not_there_is_one_line():

@@ -6,8 +6,8 @@ from small_models import small
 from torch import nn
 
 from vitreous.explain import Curves, faithfulness, random_maps
-from vitreous.explain.faithfulness import BATCH
 from vitreous.model import ViTConfig
+from vitreous.prediction import AT_ONCE
 
 
 class Bright(nn.Module):
@@ -92,7 +92,7 @@ def test_curves_of_a_batch_are_those_of_its_images(model, images):
 def test_memory_is_bounded_by_small_batches():
     model = Bright()
     faithfulness(model, torch.randn(100, 1, 4, 6), torch.rand(100, 2, 3), torch.zeros(100, dtype=torch.long))
-    assert max(len(asked) for asked in model.asked) <= BATCH
+    assert max(len(asked) for asked in model.asked) <= AT_ONCE
     assert sum(len(asked) for asked in model.asked) == 2 * 7 * 100
 
 

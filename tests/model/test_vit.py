@@ -408,6 +408,18 @@ def test_freezing_nothing_or_too_much():
         model.freeze(9)
 
 
+def test_what_was_frozen_learns_again():
+    model = small(depth=3, positions="sincos2d")
+    model.freeze(3)
+    model.freeze(1)
+    learns = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert not any(name.startswith(("patches", "blocks.0")) for name in learns)
+    assert any(name.startswith("blocks.1") for name in learns) and any(name.startswith("blocks.2") for name in learns)
+    model.freeze(0)
+    assert all(weight.requires_grad for weight in model.parameters()) and not model.positions.requires_grad
+    assert model.train().blocks[0].training and model.frozen == 0
+
+
 @pytest.mark.parametrize("hidden", [0, 6])
 def test_reset_head_keeps_the_precision_of_the_model(hidden):
     model = small(head_hidden=hidden).bfloat16()

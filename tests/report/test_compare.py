@@ -109,11 +109,12 @@ def test_the_page_shows_both_runs(runs, tmp_path):
 
 def test_runs_on_other_images_are_told_apart(runs, tmp_path, monkeypatch, capsys):
     run = read_run(runs / "a")
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in ("results.json", "recipe.yaml", "data.json"):
-        (other / file).write_bytes((runs / "a" / file).read_bytes())
-    (other / "data.json").write_text(json.dumps(run.data | {"hash": run.data["hash"] | {"test": "0" * 64}}))
+    quiet = {"console": Console(file=io.StringIO()), "pictures": False}
+    other = fit(tiny_recipe(epochs=1), tiny_set(test=15), out=tmp_path / "other", **quiet).folder
+    larger = fit(tiny_recipe(epochs=1, model={"image_size": 16}), tiny_set(), out=tmp_path / "larger", **quiet).folder
+    assert judged_apart([run, read_run(runs / "b")]) == judged_apart([run, read_run(larger)]) == ""
+    named = replace(read_run(larger), data=read_run(larger).data | {"name": "dots"})
+    assert judged_apart([run, named]).startswith("They were not judged on the same test images")
     compare_page(tmp_path / "c.html", [run, read_run(other)])  # such as folds, of one name
     differ = "They were not judged on the same test images, so that their figures do not compare."
     assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""

@@ -128,7 +128,8 @@ def test_a_resumed_run_has_its_own_recipe_with_what_is_asked_for_on_top(tmp_path
     (tmp_path / "recipe.yaml").write_text(saved.dump())
     assert choose_recipe(None, None, [], tmp_path) == (saved, None, "")
     assert choose_recipe(None, None, ["seed=5"], tmp_path)[0].seed == 5
-    assert choose_recipe("digits", None, [], tmp_path)[0].model.dim == 64
+    moved, _, _ = choose_recipe("digits", None, [], tmp_path)
+    assert moved.data.source == "digits" and moved.with_options("data", source=None) == saved
 
 
 # --- what the data adds ---

@@ -201,6 +201,13 @@ def test_the_number_of_folds_must_be_given(tmp_path):
         fit_folds(tiny_recipe(), tiny_set(), out=tmp_path / "cv", **quiet())
 
 
+def test_a_single_fold_is_that_of_the_whole_cross_validation(tmp_path):
+    fit_folds(folds_recipe(2, seed=5), tiny_set(), out=tmp_path / "cv", **quiet())
+    fit(folds_recipe(2, seed=5, data={"fold": 2}), tiny_set(), out=tmp_path / "alone", **quiet())
+    whole, single = (json.loads((tmp_path / name / "data.json").read_text()) for name in ("cv/fold-2", "alone"))
+    assert single["hash"] == whole["hash"]
+
+
 def test_a_dry_run_tries_the_first_fold_and_leaves_the_folder_free(tmp_path):
     text = io.StringIO()
     fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", dry_run=True, **quiet(console=Console(file=text)))

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitreous import device
 from vitreous.data.loaders import Batches
-from vitreous.device import can_compile, compiled
+from vitreous.device import autocast, can_compile, compiled
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
+from vitreous.recipe import read_recipe
 from vitreous.train import loop
 from vitreous.train.loop import Hooks, State, train_loop
 from vitreous.train.optim import Average, make_optimizers
@@ -105,7 +106,7 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:TensorFloat32")
 @pytest.mark.parametrize("choice", [False, True])
 def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
     parts = start(tiny_recipe(epochs=2, compile=choice, **EVERYTHING), "cuda")
@@ -184,6 +185,47 @@ def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
     checkpoints = [torch.load(run.folder / "checkpoints" / "last.pt", weights_only=True) for run in runs.values()]
     for part in ("model", "average", "optimizers"):
         assert equal(checkpoints[0][part], checkpoints[1][part])
+
+
+def test_compiling_needs_a_compiler(monkeypatch, compile_calls):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(device.shutil, "which", lambda _: None)
+    with pytest.raises(ValueError, match=r"^compile=true needs a C\+\+ compiler such as g\+\+, and none is here: set"):
+        compiled(torch.nn.Linear(2, 2), True, torch.device("cpu"), 1)
+    assert not compile_calls
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("cpu", marks=pytest.mark.slow),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:TensorFloat32")
+def test_a_compiled_model_has_the_gradients_of_the_model(where):
+    """In float32 on a CPU; in bf16 on a GPU, where the two round elsewhere."""
+    torch.manual_seed(0)
+    recipe = read_recipe("cifar10", ["model.drop_path=0", "model.zero_init=false", "model.depth=2"])
+    model = ViT(recipe.resolve(image_size=(32, 32), channels=3, num_classes=10).model).to(where)
+    torch.nn.init.normal_(model.head.weight, std=0.1)  # zeros would hide all gradients but the head's
+    images, labels = torch.randn(32, 3, 32, 32, device=where), torch.arange(32, device=where) % 10
+    found = []
+    for choice in (False, True):
+        call = compiled(model, choice, torch.device(where), 1)
+        with autocast(torch.device(where), "bf16" if where == "cuda" else "float32"):
+            logits = call(images)
+        torch.nn.functional.cross_entropy(logits.float(), labels).backward()
+        found.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
+        model.zero_grad()
+    whole = torch.stack([gradient.norm() for gradient in found[0].values()]).norm()
+    for name, gradient in found[0].items():
+        error = (found[1][name] - gradient).norm()
+        assert error <= (0.05 if where == "cuda" else 1e-3) * (gradient.norm() + 1e-2 * whole), name
 
 
 @pytest.mark.slow

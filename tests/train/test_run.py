@@ -33,6 +33,7 @@ from tiny import (
 )
 
 from vitreous import plots, report
+from vitreous.card import origin
 from vitreous.data.images import ArrayImages, ImageSet, Split
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge
@@ -207,6 +208,66 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
     assert len(angles.unique()) == 72
 
 
+def test_flips_alternate_from_one_epoch_to_the_next(trained, monkeypatch):
+    seen = []
+    original = loop.augment_batch
+
+    def spy(images, labels, changes, *more):
+        seen.append((images.flatten(1), changes.numbers["map"][:, 0].sign()))
+        return original(images, labels, changes, *more)
+
+    monkeypatch.setattr(loop, "augment_batch", spy)
+    trained(tiny_recipe(augment={"flip": 0.5, "alternate_flip": True}, optim={"batch_size": 9}), tiny_set())
+    first, second = (
+        {bytes(image.numpy()): int(sign) for images, signs in part for image, sign in zip(images, signs, strict=True)}
+        for part in (seen[:STEPS], seen[STEPS:])
+    )
+    assert len(first) == 36 and {sign * second[image] for image, sign in first.items()} == {-1}
+
+
+def test_the_average_counts_the_steps_of_the_whole_run(trained, monkeypatch):
+    counted = []
+    update = loop.Average.update
+    monkeypatch.setattr(loop.Average, "update", lambda self, model, n: counted.append(n) or update(self, model, n))
+    trained(tiny_recipe(epochs=2, optim={"ema": 0.9}), tiny_set())
+    assert counted == list(range(2 * STEPS))
+
+
+def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, monkeypatch):
+    drawn, seen = {}, []
+    monkeypatch.setattr(job_module, "_draw", lambda plot, *args: drawn.setdefault(plot, args))
+    recipe = tiny_recipe(epochs=1, augment={"rotation": 20, "mixup": 0.8, "mix_probability": 1.0})
+    original = loop.augment_batch
+    monkeypatch.setattr(loop, "augment_batch", lambda *args: seen.append(original(*args)) or seen[-1])
+    trained(recipe, tiny_set())
+    images, names, _ = drawn["image_grid"]
+    mixed, targets = seen[0]
+    np.testing.assert_allclose(images, mixed.numpy(), rtol=0, atol=1e-6)
+    assert names == [CLASSES[i] for i in targets.argmax(1)]
+
+
+def test_a_dry_run_leaves_a_given_model_as_it_is(trained):
+    model = ViT(tiny_recipe().resolve(image_size=(8, 8), channels=1, num_classes=3).model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained(tiny_recipe(optim={"freeze": 1}), tiny_set(), model=model, dry_run=True)
+    assert equal(before, dict(model.state_dict())) and all(weight.requires_grad for weight in model.parameters())
+
+
+def test_a_run_from_a_given_model_says_so(trained):
+    model = ViT(tiny_recipe().resolve(image_size=(8, 8), channels=1, num_classes=3).model)
+    run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
+    assert run.results["start"] == {"weights": None}
+    assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
+    with pytest.raises(ValueError, match=r"start\.probe_first is for start\.weights, not for a model that is given"):
+        trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
+
+
+def test_pictures_may_be_left_out(trained, pictures):
+    folder = trained(tiny_recipe(epochs=1), tiny_set(), pictures=False).folder
+    left = {path.name for path in folder.iterdir()}
+    assert "results.json" in left and not left & {"plots", "report.html"}
+
+
 def test_small_images_come_first_and_only_in_training(trained, monkeypatch):
     training, judging = [], []
     original = ViT.forward
@@ -220,6 +281,15 @@ def test_small_images_come_first_and_only_in_training(trained, monkeypatch):
     trained(recipe, tiny_set())
     assert training == [(4, 4)] * 3 + [(8, 8)] * 5  # 8 steps, of which 30% are begun small
     assert set(judging) == {(8, 8)}
+
+
+def test_small_images_are_the_mean_of_what_they_stand_for():
+    stripes_ = torch.arange(8) % 2 * 255
+    images = stripes_.to(torch.uint8).expand(4, 1, 8, 8)
+    recipe = tiny_recipe(augment={"shrink": 0.5}).resolve(image_size=(8, 8), channels=1, num_classes=3)
+    (changes,) = loop.plan(torch.zeros(4, 0), recipe.augment, 0, (8, 8), 4, "cpu")
+    small, _ = loop.augment_batch(images, torch.zeros(4, dtype=torch.long), changes, recipe, torch.zeros(1), 0.0)
+    assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.1  # neither black nor white
 
 
 def test_an_interrupted_model_reads_whole_images_again(trained):
@@ -424,6 +494,24 @@ def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, mo
     assert rates == pytest.approx([1 - t / 17 for t in first] + [1 - t / 15 for t in others], abs=1e-3)
 
 
+def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    recipe = tiny_recipe(epochs=1000, time_limit="10s")
+
+    def stop_late(state, _):
+        clock.tick()
+        if state.seen == 16:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    save = job_module.Job.save
+    monkeypatch.setattr(job_module.Job, "save", lambda self: setattr(self.state, "total_seconds", 10.5) or save(self))
+    assert trained(recipe, tiny_set(), on_step=stop_late).results is None
+    monkeypatch.setattr(job_module.Job, "save", save)
+    run = trained(recipe, tiny_set(), on_step=clock.tick, resume=True)
+    assert run.results["epochs"] == 1 and len(metrics_rows(run.folder)) == 1
+
+
 def test_checkpoints_cost_time_but_are_no_training(trained, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
@@ -527,10 +615,10 @@ def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypa
 
 def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    out, text = tmp_path / "run", io.StringIO()
+    out, text = tmp_path / "my run", io.StringIO()
     run = fit(tiny_recipe(), tiny_set(), out=out, console=Console(file=text), on_step=interrupt_after(6))
     assert run.results is None
-    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out {out}" in (
+    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out '{out}'" in (
         text.getvalue()
     )
     assert signal.getsignal(signal.SIGINT) is before
@@ -1099,7 +1187,7 @@ def test_data_and_environment_are_described(finished):
     content = json.loads((run.folder / "data.json").read_text())
     assert content["counts"] == {"train": 36, "val": 12, "test": 12} and content["classes"] == list(CLASSES)
     assert content["per_class"] == {"train": [12] * 3, "val": [4] * 3, "test": [4] * 3}
-    assert set(content["hash"]) == {"train", "val"}  # the test images are not read for it
+    assert set(content["hash"]) == {"train", "val", "test"} and len(set(content["hash"].values())) == 3
     content = json.loads((run.folder / "environment.json").read_text())
     assert content["packages"]["torch"] == importlib.metadata.version("torch")
     assert (content["device"], content["precision"]) == ("cpu", "float32")

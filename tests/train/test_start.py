@@ -21,7 +21,7 @@ from vitreous.train import choose
 from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
-from vitreous.train.start import check_start
+from vitreous.train.start import check_start, load_start
 from vitreous.weights import Bundle
 
 OTHERS = ("x", "y", "z", "w")
@@ -261,6 +261,13 @@ def test_the_head_of_a_probe_is_linear(started):
             started(how, **{how: True}, model={"head_hidden": 4})
     with pytest.raises(ValueError, match=r"start\.probe_first all after it: choose one of them"):
         started("both", probe=True, first=True)
+
+
+def test_the_weights_say_how_much_of_an_image_is_read(source):
+    changes = {"data": {"crop_fraction": 0.75}, "augment": {"crop_scale": (0.5, 1.0)}}
+    start = load_start(make_recipe({"start": {"weights": str(source)}} | changes, "test"), CLASSES)
+    assert start.lines[-1] == "images are cut as these weights read them, to 1, not by data.crop_fraction=0.75"
+    assert start.recipe.data.crop_fraction == start.preprocess.crop_fraction == 1
 
 
 @pytest.mark.parametrize("key", ["start.probe", "start.probe_first", "optim.freeze", "optim.layer_decay"])

@@ -17,6 +17,7 @@ from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
 from vitreous.weights import find_bundle
 from vitreous.weights.bundle import read_config
+from vitreous.weights.load import find_weights
 
 OPTIONS = [
     {},
@@ -207,6 +208,9 @@ def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatc
 
 def test_a_run_that_has_no_model_yet_is_named(tmp_path):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
+    (tmp_path / "folds" / "recipe.yaml").touch()
+    with pytest.raises(ValueError, match=r"folds is a cross-validation: name one of its folds"):
+        find_weights(tmp_path / "folds")
     with pytest.raises(
         ValueError, match=r"folds is a cross-validation: name one of its folds, such as .*/folds/fold-1$"
     ):

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import sys
 import warnings
 from typing import Annotated, NoReturn
@@ -48,6 +49,7 @@ for command in (recipes, doctor):
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing half written is left
     sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO())  # where it was closed, as by >&-
     sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:

@@ -35,7 +35,7 @@ def evaluate(
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device, pick_precision
-        from vitreous.evaluation import own_precision
+        from vitreous.prediction import own_precision
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
 
@@ -96,20 +96,21 @@ def embed(
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data
     from vitreous.files import check_file
+    from vitreous.prediction import own_precision
 
     if out is not None:
         check_file(out, ".parquet")
-    images = load(data, skip_broken=skip_broken) if data else own_data(run)
+    bundle, precision = load_features(run, arch, revision), own_precision(run)
+    images = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
     if out is not None and Path(images.source) in (out.resolve(), *out.resolve().parents):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     if split not in images.splits:
         raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
-    bundle = load_features(run, arch, revision)
-    query = None if nearest is None else embed_image(bundle, nearest, device)
-    own = embed_split(bundle, images, split, device=device, skip_broken=skip_broken)
+    query = None if nearest is None else embed_image(bundle, nearest, device, precision)
+    own = embed_split(bundle, images, split, device=device, precision=precision, skip_broken=skip_broken)
     among, how = None, "leave-one-out"
     if split != "train":
-        among = embed_split(bundle, images, "train", device=device, skip_broken=skip_broken)
+        among = embed_split(bundle, images, "train", device=device, precision=precision, skip_broken=skip_broken)
         how = "neighbours from train"
     accuracy = knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")

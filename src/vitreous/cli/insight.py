@@ -18,7 +18,10 @@ def explain(
         typer.Option(help="integrated_gradients (default), gradient_rollout, rollout, grad_cam or attention."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Explain this class, not the likeliest.")] = None,
-    layer: Annotated[int | None, typer.Option(help="Block whose attention is shown, from 1 \\[default: last].")] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(help="Block whose attention is shown, and that grad_cam looks at, from 1 \\[default: last]."),
+    ] = None,
     head: Annotated[int | None, typer.Option(help="Show this head alone, from 1.")] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Measure deletion and insertion of each image.")] = False,
     device: Device = "auto",

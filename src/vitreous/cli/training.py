@@ -17,7 +17,7 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, parquet or idx "
-            "files. Left out where the recipe names its data or a run is resumed.",
+            "files. Left out where the recipe names its data, or a run is resumed whose data has not moved.",
         ),
     ] = None,
     overrides: Annotated[

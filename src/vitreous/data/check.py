@@ -44,7 +44,7 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
         "per_class": _per_class(used, len(image_set.class_names)),
-        "hash": {name: _digest(split) for name, split in given.items() if split is not None},
+        "hash": {name: digest_of(split) for name, split in given.items() if split is not None},
     }
 
 
@@ -108,7 +108,7 @@ def _hashes(images: ArrayImages) -> np.ndarray:
     return np.frombuffer(digests, np.uint64)
 
 
-def _digest(split: Split | Batches) -> str:
+def digest_of(split: Split | Batches) -> str:
     """sha256 of all labels, and of all pixels where they are decoded."""
     digest = hashlib.sha256(np.asarray(split.labels).tobytes())
     if isinstance(split.images, ArrayImages):

@@ -74,7 +74,16 @@ class Batches:
         self._labels = self.labels.to(self.device)
         self.resident = _bytes(self.images, preprocess) <= memory_budget
         if self.resident:
-            self._pixels = torch.empty((len(split), *preprocess.shape), dtype=torch.uint8, device=self.device)
+            try:
+                self._pixels = torch.empty((len(split), *preprocess.shape), dtype=torch.uint8, device=self.device)
+            except RuntimeError as error:
+                if "memory" not in str(error):
+                    raise
+                size = _bytes(self.images, preprocess) / 1e9
+                raise ValueError(
+                    f"{size:.1f} GB of images do not fit into the memory of {self.device}: to train, lower "
+                    "data.memory_budget; else use --device cpu"
+                ) from error
             for rows in self._parts(np.arange(len(split))):
                 self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
 
@@ -277,7 +286,9 @@ def _report(broken: list[str], total: int, skip: bool) -> None:
         return
     if not skip:
         more = f" (and {len(broken) - 1} more of {total} images)" if len(broken) > 1 else ""
-        raise BrokenImage(f"{broken[0]}{more}: repair or remove it, or leave it out with data.skip_broken=true")
+        raise BrokenImage(
+            f"{broken[0]}{more}: repair or remove it, or skip it: data.skip_broken=true to train, else --skip-broken"
+        )
     for message in broken[:REPORTED]:
         log.warning("cannot read %s", message)
     if len(broken) == total:

@@ -25,6 +25,7 @@ SPLITS = {
     "testing": "test",
     "val": "val",
     "valid": "val",
+    "dev": "val",
     "validation": "val",
 }
 LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
@@ -115,6 +116,12 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str) -> Imag
     of_split: dict[str, list[Path]] = {}
     for file in files:
         of_split.setdefault(_split_of(file) if len(files) > 1 else "train", []).append(root / file)
+    nameless = of_split.pop("", [])
+    if nameless and "train" in of_split:
+        names = ", ".join(file.name for file in nameless[:5])
+        log.warning("%s: files of no known split are left out: %s", source, names)
+    elif nameless:
+        of_split["train"] = nameless
     if "train" not in of_split:
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
     if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:
@@ -145,9 +152,25 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str) -> Imag
 
 
 def _split_of(file: Path) -> str:
-    """train, val or test: the first such word in the name of the file, then of its folder; else train."""
+    """train, val or test: the first such word in the name of the file, then of its folder; "" for none."""
     words = re.split(r"[^a-z]+", f"{file.stem} {file.parent.name}".lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+    return next((SPLITS[word] for word in words if word in SPLITS), "")
+
+
+def check_complete(files: list[Path], source: str) -> None:
+    """Raises ValueError for files that count themselves, such as train-00000-of-00003, where some are missing."""
+    parts: dict[tuple[Path, str, str], set[str]] = {}
+    for file in files:
+        if numbered := re.match(r"(.*)-(\d+)-of-(\d+)", file.stem):
+            name, number, count = numbered.groups()
+            parts.setdefault((file.parent, name, count), set()).add(number)
+    for (folder, name, count), there in parts.items():
+        if len(there) < int(count):
+            missing = int(count) - len(there)
+            raise ValueError(
+                f"{source}: of the {int(count)} files {folder / name}-*-of-{count}, {missing} are missing: add them, "
+                "or give one that is there by its own path"
+            )
 
 
 def _labels(files: list[Path], column: str) -> np.ndarray:
@@ -181,6 +204,7 @@ def _columns(file: Path) -> tuple[str, str, tuple[str, ...] | None]:
         raise ValueError(f"{file} is not a parquet file, or a damaged one: {error}") from error
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
+    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # a list is of lists
 
     def stated(kind: str) -> list[str]:
         return [name for name in schema.names if features.get(name, {}).get("_type") == kind]

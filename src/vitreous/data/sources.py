@@ -10,7 +10,7 @@ import numpy as np
 
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.originals import read_originals
-from vitreous.data.parquet import SPLITS, read_parquet
+from vitreous.data.parquet import SPLITS, check_complete, read_parquet
 from vitreous.data.stores import FileImages, as_text
 from vitreous.files import first_line
 
@@ -26,22 +26,22 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".g
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm"}
 
 
-def load(source: str | Path, *, skip_broken: bool = False) -> ImageSet:
+def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
     """Find a set of images. Files are decoded later, by `decode`.
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` of the
     Hub; a parquet file; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
     folders with images, directly or under train, val and test. A `Path` is always a file or folder. A name is looked
-    for under $VITREOUS_DATA, too.
+    for under $VITREOUS_DATA, too. fetch: whether the network may be asked for a set that is not kept here.
     """
     name = source if isinstance(source, str) else ""
     path = Path(source).expanduser()
     if name == "digits":
         image_set = _digits()
     elif name in HUB:
-        image_set = _from_path(_kept(name) or _download(HUB[name]), name, name)
+        image_set = _from_path(_kept(name) or _download(HUB[name], fetch), name, name)
     elif name.startswith("hf:"):
-        image_set = _from_path(_download(name.removeprefix("hf:")), path.name, name)
+        image_set = _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name)
     elif source and path.exists():
         _check_text(path.resolve())
         image_set = _from_path(path, path.resolve().name.removesuffix(".parquet"), str(path.resolve()))
@@ -67,6 +67,7 @@ def _from_path(path: Path, name: str, source: str) -> ImageSet:
     found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet"))]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
         try:
+            check_complete(files, source)
             return read_parquet(path, files, name, source)
         except ValueError as error:
             if not files_below(path):
@@ -94,7 +95,7 @@ def _digits() -> ImageSet:
     return ImageSet.from_arrays(pixels[train], labels[train], test=test_pair, name="digits")
 
 
-def _download(repo: str) -> Path:
+def _download(repo: str, fetch: bool) -> Path:
     """Fetch the parquet files of a Hub dataset, once: owner/name, or owner/name/folder for a part of it."""
     from huggingface_hub import snapshot_download
 
@@ -103,14 +104,19 @@ def _download(repo: str) -> Path:
     if not owner or not name:
         raise ValueError(f"'hf:{repo}' is not a Hub dataset: write hf:owner/name")
     pattern = f"{folder}/*.parquet" if folder else "*.parquet"
+    options = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": not fetch}
     try:
-        root = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=[pattern])
+        root = snapshot_download(f"{owner}/{name}", **options)
     except Exception as error:  # from no network to no such repository
         reason = first_line(error)
+        if not fetch:
+            raise ValueError(f"the dataset {repo} is not kept here ({reason}): name it as DATA to fetch it") from error
         raise ValueError(
             f"cannot download the dataset {repo} ({reason}): connect to the network, or put its files into a "
             f"folder and give that, for a named set as $VITREOUS_DATA/<name>"
         ) from error
+    if not any(Path(root, folder).rglob("*.parquet")):
+        raise ValueError(f"the dataset {repo} has no parquet files: download its images and give their folder")
     return Path(root, folder)
 
 
@@ -143,6 +149,8 @@ def _folder(root: Path, name: str, source: str) -> ImageSet:
             words += [class_name] * len(files)
         if paths:
             splits[split] = Split(FileImages(paths), match_labels(words, class_names, f"{source}: {split}"))
+        else:
+            log.warning("%s: %s has no images in class folders: left out", source, folder.name)
     return ImageSet(name, source, class_names, **splits)
 
 

@@ -276,6 +276,8 @@ def _reason(error: Exception) -> str:
 
 def header_shape(image: Image.Image) -> tuple[int, int, int]:
     """(C, H, W) of a picture that need not be decoded yet."""
+    if image.format == "TIFF":  # Pillow turns these by itself, and only then says so
+        image.load()
     columns, rows = image.size if orientation(image) < 5 else image.size[::-1]
     gray = image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I")
     return (1 if gray else 3, rows, columns)

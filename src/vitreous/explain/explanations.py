@@ -17,7 +17,16 @@ from vitreous.data.stores import BrokenImage
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
 from vitreous.explain.faithfulness import Curves, faithfulness, random_maps
-from vitreous.explain.methods import DEFAULT, Method, check_choice, explanation_maps, patch_map, rollout, through
+from vitreous.explain.methods import (
+    CLASSLESS,
+    DEFAULT,
+    Method,
+    check_choice,
+    explanation_maps,
+    patch_map,
+    rollout,
+    through,
+)
 from vitreous.files import write_json
 from vitreous.model import ViTConfig
 from vitreous.prediction import read_images
@@ -190,12 +199,13 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         curves = {kind: [x.flatten().cpu().numpy() for x in (e.curves.shares, *pair)] for kind, pair in pairs.items()}
     heads = dict(enumerate(e.attention, start=1))
     write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: by it the picture is known as ours
-    method = e.method.replace("_", " ") + (" (best in the deletion test)" if e.method == DEFAULT else "")
+    method = e.method.replace("_", " ")
     draw(
         e.pixels / 255,
         patch_size=patch_size,
         top=list(zip(e.classes, e.probabilities, strict=True)),
         target=(e.target, e.target_probability),
+        of_class=e.method not in CLASSLESS,
         maps={method: e.map, "attention rollout": e.rollout},
         heads=heads if e.head is None else {e.head: heads[e.head]},
         layer=e.layer,

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.model import ViT
+from vitreous.prediction import images_at_once
 
 STEPS = 24
-BATCH = 256  # images in one pass
 
 
 class Curves(NamedTuple):
@@ -57,7 +57,8 @@ def faithfulness(
     counts = torch.linspace(0, rows * columns, min(STEPS, rows * columns) + 1, device=images.device).round()
     blurred = _blur(images, model.config.patch_size)
     deletion, insertion = [], []
-    for part in torch.arange(len(images), device=images.device).split(max(1, BATCH // len(counts))):
+    at_once = max(1, images_at_once(model.config) // len(counts))
+    for part in torch.arange(len(images), device=images.device).split(at_once):
         important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
         pixels = important.view(len(part), -1, rows, columns).float()
         pixels = F.interpolate(pixels, size=images.shape[-2:]).bool()[:, :, None]  # (b, S + 1, 1, H, W)

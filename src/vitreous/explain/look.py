@@ -68,7 +68,7 @@ def look(
         similarity = torch.cat(similarities).mean(dim=0).cpu().numpy()
         spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
         plots.attention_distance(distance, uniform_distance(model), out / "attention_distance.png")
-        what = "the class token" if model.class_token is not None else "what the head reads"
+        what = "the class token" if model.config.pool == "cls" else "what the head reads"
         plots.layer_similarity(similarity, f"{what}, depth by depth", out / "class_token_similarity.png")
         plots.token_norms(spread, out / "token_norms.png")
         figures |= {
@@ -205,7 +205,9 @@ def _images(
 ) -> np.ndarray | None:
     """uint8 (n, C, H, W), evenly from one split; None where a run does not say what it was trained on."""
     try:
-        image_set = data if isinstance(data, ImageSet) else load(data) if data is not None else own_data(run)
+        if data is None:
+            data = own_data(run, fetch=False)
+        image_set = data if isinstance(data, ImageSet) else load(data)
     except ValueError as error:
         if data is not None:
             raise

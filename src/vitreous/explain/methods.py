@@ -13,6 +13,7 @@ from vitreous.model import ViT, ViTConfig
 Method = Literal["integrated_gradients", "gradient_rollout", "rollout", "grad_cam", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
 DEFAULT: Method = "integrated_gradients"
+CLASSLESS = ("rollout", "attention")  # methods whose maps are the same for all classes
 STEPS = 16
 
 
@@ -30,8 +31,9 @@ def explanation_maps(
     classes. layer, 1 to L: the block that `attention` and `grad_cam` look at (default: the last). head, 1 to h: for
     `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
 
-    The default won the deletion and insertion test on models of MNIST, CIFAR-10 and digits, and was within an error of
-    the winner on one of CIFAR-100: `python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md.
+    The default won the deletion and insertion test on models of MNIST and digits, was level with two others on CIFAR-10
+    and about a standard error behind one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,
+    docs/measurements.md).
     """
     check_choice(model, method, layer, head)
     model.eval()

@@ -169,7 +169,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
             *([f"<p>In this model {'; '.join(others)}.</p>"] if (others := _apart_from_paper(config)) else []),
             *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
         ]
-    reader = "the class token reads" if model.class_token is not None else "the patches that the head reads look at"
+    reader = "the class token reads" if config.pool == "cls" else "the tokens that the head reads look at"
     parts += [
         f"<p>What {reader}, head by head:</p>",
         '<div class="row">',

@@ -127,7 +127,8 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
         "resize": resize,
         "preprocess": preprocess.model_dump_json(),
         "output": f"{OUTPUT}: float32 (batch, {len(bundle.class_names)}), one a class in the order of class_names; "
-        "unscaled: no temperature is applied, divide by a calibrated one; their softmax are probabilities",
+        "unscaled: no temperature is applied; the softmax of output / temperature is what `vitreous predict` gives",
+        "temperature": repr(bundle.temperature),
         "class_names": json.dumps(bundle.class_names),
     }
 

@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> Inputs:
     """Test images of the run's own data, spread evenly over them; noise where a run's data is not known or here."""
     try:
-        data = own_data(run)
+        data = own_data(run, fetch=False)
     except ValueError:
         data = None
     if data is None:

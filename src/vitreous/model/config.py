@@ -86,7 +86,7 @@ class ViTConfig(BaseModel):
     dropout: Rate = 0.0
     """After the positions and after every linear map but q, k and v (paper, appendix B.1)."""
     drop_path: Rate = 0.0
-    """Stochastic depth: share of images that skip the last block; rises linearly from 0 at the first."""
+    """Stochastic depth: share of images that skip a branch of the last block; rises linearly from 0 at the first."""
 
     @model_validator(mode="before")
     @classmethod

@@ -63,5 +63,7 @@ def resample_positions(pos: Tensor, grid: tuple[int, int], old: tuple[int, int] 
         kind = f"a {rows} x {columns} grid" if old else "a square grid"
         raise ValueError(f"{N} positions are not {kind}: pass them without class token or registers")
     table = pos.view(1, rows, columns, D).permute(0, 3, 1, 2)
+    if pos.device.type == "mps":  # which has no gradient of this
+        table = table.cpu()
     resized = F.interpolate(table, size=grid, mode="bicubic", antialias=True, align_corners=False)
-    return resized.permute(0, 2, 3, 1).reshape(1, -1, D)
+    return resized.permute(0, 2, 3, 1).reshape(1, -1, D).to(pos.device)

@@ -253,16 +253,17 @@ class ViT(nn.Module):
     def freeze(self, blocks: int) -> None:
         """Keep the embedding and the first `blocks` blocks as they are, without dropout or new batch statistics.
 
-        0 freezes nothing, the embedding neither. Raises ValueError for more blocks than there are.
+        0 freezes nothing, the embedding neither. What was frozen before learns again. Raises ValueError for more
+        blocks than there are.
         """
         if blocks > len(self.blocks):
             raise ValueError(f"cannot freeze {blocks} blocks of a model of {len(self.blocks)}: use {len(self.blocks)}")
-        if not blocks:
-            return
+        tokens = (self.class_token, self.registers, self.positions)
+        embedding = [*(token for token in tokens if isinstance(token, nn.Parameter)), *self.patches.parameters()]
+        for count, learns in ((self.frozen, True), (blocks, False)):
+            for weight in [*embedding, *self.blocks[:count].parameters()] if count else []:
+                weight.requires_grad_(learns)
         self.frozen = blocks
-        tokens = [token for token in (self.class_token, self.registers, self.positions) if token is not None]
-        for weight in [*tokens, *self.patches.parameters(), *self.blocks[:blocks].parameters()]:
-            weight.requires_grad_(False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "ViT":

@@ -70,7 +70,8 @@ class DataOptions(Section):
     """Share of the training images held out for validation, stratified; ignored where the data has its own.
     0: train on everything and keep the last step."""
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of that split: its own, so that runs of different `seed` are judged on the same images."""
+    """Seed of that split: its own, so that runs of different `seed` are judged on the same images. Of folds it is
+    `seed`, unless this is given."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0

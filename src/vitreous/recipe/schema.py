@@ -85,6 +85,11 @@ class Recipe(Section):
             value = getattr(self.data, name)
             if value != 1 and self.augment.crop_scale is None:
                 raise ValueError(f"data.{name} {value:g} is for random crops: set augment.crop_scale, or leave it out")
+        if self.compile == "reduce-overhead" and self.optim.accumulate > 1:  # the next part overwrites the gradients
+            raise ValueError(
+                "compile=reduce-overhead computes a batch at once, and optim.accumulate is "
+                f"{self.optim.accumulate}: use compile=true"
+            )
         return self
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":

@@ -16,6 +16,9 @@ from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.layout import SPLITS, Section, scroll, write_report
 from vitreous.weights.bundle import find_record
 
+# by which the pixels of the same images differ
+FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "start.weights")
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -100,10 +103,19 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 
 
 def judged_apart(runs: Sequence[Finished]) -> str:
-    """A sentence of runs whose figures are not of the same images; "" where they are."""
+    """A sentence of runs whose figures are not of the same images; "" where they are, or where that is not known.
+
+    Of images that were fitted in different ways it is known by the names of their sets alone.
+    """
     for split in ("test", "val"):
-        judged = {run.data.get("hash", {}).get(split) for run in runs if run.figure(split, "top1") is not None}
-        if len(judged) > 1:
+        judged = [run for run in runs if run.figure(split, "top1") is not None]
+        digests = [run.data.get("hash", {}).get(split) for run in judged]
+        fitted: dict[tuple, set[str]] = {}
+        for run, digest in zip(judged, digests, strict=True):
+            if digest is not None:
+                fitted.setdefault(tuple(run.recipe.get(key) for key in FITTED), set()).add(digest)
+        other_set = len({run.data["name"] for run in judged}) > 1 and (None in digests or len(set(digests)) > 1)
+        if other_set or any(len(found) > 1 for found in fitted.values()):
             return f"They were not judged on the same {SPLITS[split]} images, so that their figures do not compare."
     return ""
 

@@ -51,6 +51,6 @@ def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 
 def cheap_method(config: ViTConfig) -> Method:
-    """How a report looks for evidence: by the default method, or for a large model by the best one of a single pass."""
+    """How a report looks for evidence: by the default method, or for a large model by one of a single pass."""
     weights = config.depth * (4 + 2 * config.mlp_ratio) * config.dim**2
     return DEFAULT if config.tokens * weights * STEPS < LARGE else "gradient_rollout"

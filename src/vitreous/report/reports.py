@@ -37,7 +37,7 @@ def train_report(
     config, took = bundle.model.config, duration(results["train_seconds"])
     lead = (
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
-        f"{origin(recipe)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
+        f"{origin(recipe, results)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
     untouched = " The test images chose nothing." if "test" in judged else ""
     tiles = {

@@ -37,11 +37,14 @@ def choose_recipe(
     """The recipe for DATA, with its data loaded if that was needed to choose, and a line that says how it was chosen.
 
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
-    another is asked for. A recipe that is named nowhere is finetune where there are weights to start from, else the
-    one called like DATA, without a GPU the one called DATA-amx or DATA-cpu where there is one, else one for its size.
+    another is asked for, with DATA where that is given, as its images may lie elsewhere now. A recipe that is named
+    nowhere is finetune where there are weights to start from, else the one called like DATA, without a GPU the one
+    called DATA-amx or DATA-cpu where there is one, else one for its size.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
+    if run is not None and name is None:
+        name = str(run / "recipe.yaml")
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
@@ -93,22 +96,25 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
 
 
-def data_of(recipe: Recipe) -> ImageSet:
-    """The data that a recipe names. Raises ValueError where it names none."""
+def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
+    """The data that a recipe names. fetch: as for `load`. Raises ValueError where it names none."""
     if not recipe.data.source:
         raise ValueError("the recipe names no data: give data, or set data.source")
-    return load(recipe.data.source, skip_broken=recipe.data.skip_broken)
+    return load(recipe.data.source, skip_broken=recipe.data.skip_broken, fetch=fetch)
 
 
 def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """The data that a recipe names, unless it is given, and the recipe as it fits: with no name of other data.
 
-    Broken files are left out where either says so, and then both do.
+    Broken files are left out where either says so, and then both do. Folds are cut by `seed` where no `split_seed` is
+    given, all of them or one alone.
     """
     if data is None:
         data = data_of(recipe)
     elif recipe.data.source != data.source:  # not what the model will have seen
         recipe = recipe.with_options("data", source=None)
+    if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
+        recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     skip_broken = recipe.data.skip_broken or data.skip_broken
     return recipe.with_options("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
 

@@ -21,7 +21,8 @@ from vitreous.recipe import Recipe, flat
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
-FREE = {"data.skip_broken", "data.memory_budget", "data.workers", "track"}  # keys that may change on the way
+# keys that may change on the way; whether the data is the same, its hash tells
+FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
 
 
 def next_folder(name: str) -> Path:

@@ -1,6 +1,7 @@
 """Cross-validation: a run for each part of the training images, and what they say together."""
 
 import json
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ def fit_folds(
     """
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
-    if "split_seed" not in recipe.data.model_fields_set:
-        recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
@@ -53,12 +52,13 @@ def fit_folds(
     folds = recipe.data.folds
     if dry_run:
         say(console, f"the first of {folds} folds:")
-        return fit(recipe.with_options("data", fold=1), data, out=out, device=device, dry_run=True, console=console)
+        first = recipe.with_options("data", fold=1)
+        return fit(first, data, out=out, device=device, resume=resume, dry_run=True, console=console)
 
     with run_folder(Engine(device), out, data.name, resume) as folder:
         if resume:
             check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
-        elif is_main():
+        if is_main():
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
         runs = []
         for fold in range(1, folds + 1):
@@ -73,7 +73,8 @@ def fit_folds(
             begun = (own / "recipe.yaml").exists()
             run = fit(part, data, out=own, device=device, resume=begun, console=console)
             if run.results is None:
-                say(console, f"go on with this and the other folds with: vitreous train --resume --out {folder}")
+                where = shlex.quote(str(folder))
+                say(console, f"go on with this and the other folds with: vitreous train --resume --out {where}")
                 return Run(folder)
             runs.append(run.results)
         results = summarise(recipe, runs)

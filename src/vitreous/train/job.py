@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitreous.augment import plan
-from vitreous.data.check import check, leaks, summary
+from vitreous.data.check import check, differs, digest_of, leaks, summary
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.device import peak_memory, pick_precision
@@ -53,8 +53,10 @@ class Job:
         engine: Engine,
         start: Start | None,
         console: Console,
+        pictures: bool,
     ):
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
+        self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.memory_budget = int(recipe.data.memory_budget * 2**30)  # bytes
         self.engine = engine
@@ -70,6 +72,7 @@ class Job:
             raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
         self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
         torch.manual_seed(recipe.seed)
+        self.given = start is None and model is not None
         model = ViT(recipe.model) if model is None else model
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
@@ -126,6 +129,10 @@ class Job:
         )
         for finding in check(self.data, self.plain_batches, self.val_batches):
             say(self.console, f"note: {finding}")
+        if self.pictures:
+            self._draw_first_batch()
+
+    def _draw_first_batch(self) -> None:
         images, targets = self._first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
         _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
@@ -160,11 +167,8 @@ class Job:
         epochs, limit = self.recipe.epochs, self.recipe.time_limit
         if limit is not None and limit < step * self.steps * epochs:
             epochs = round(limit / (step * self.steps), 1)
-        say(
-            self.console,
-            f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps; "
-            f"first augmented batch: {self.folder / FIRST_BATCH}",
-        )
+        shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
+        say(self.console, f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps{shown}")
 
     def train(
         self,
@@ -272,7 +276,8 @@ class Job:
         """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, content["recipe"], self.folder)
-        if content["data"] != self.summary["hash"]:
+        record = json.loads((self.folder / "data.json").read_text())
+        if content["data"] != self.summary["hash"] or differs(self.data, record):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         if self.start is not None and content["start"] != self.start.facts["sha256"]:
             raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")
@@ -303,12 +308,11 @@ class Job:
             bundle.save_config(self.folder / "model")
         if self.data.test is not None:
             judged["test"] = self._judge(bundle, self.data.test)
+            seen = Split(judged["test"].images, judged["test"].labels.numpy())
+            hashes = self.summary["hash"] | {"test": digest_of(seen)}
+            write_json(self.folder / "data.json", self.summary | {"hash": hashes})
             for finding in leaks("test", judged["test"].images, self.plain_batches.images):
                 log.warning("%s", finding)
-        for name, answers in judged.items():
-            plot = self.folder / "plots" / f"confusion_{name}.png"
-            _draw("confusion_matrix", confusion(answers.logits, answers.labels), self.data.class_names, plot)
-        _draw("learning_curves", state.history, state.best_epoch, self.folder / "plots" / "learning_curves.png")
         results = {
             "params": self.parameters,
             "epochs": state.epoch,
@@ -318,15 +322,24 @@ class Job:
             "precision": self.precision,
             "train_seconds": state.total_seconds,
             "images_per_second": state.history[-1]["images_per_second"],
-            "start": self.start.facts if self.start else None,
+            "start": self.start.facts if self.start else {"weights": None} if self.given else None,
             "peak_memory": peak_memory(self.engine.device),
             **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
         }
         if self.head is not None:
             results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
         write_json(self.folder / "results.json", results)
-        _report(self.folder, bundle, judged, lambda: self._first_batch(32))
+        if self.pictures:
+            self._draw_all(bundle, judged)
         return results
+
+    def _draw_all(self, bundle: Bundle, judged: dict[str, Judged]) -> None:
+        plots, state = self.folder / "plots", self.state
+        for name, answers in judged.items():
+            counts = confusion(answers.logits, answers.labels)
+            _draw("confusion_matrix", counts, self.data.class_names, plots / f"confusion_{name}.png")
+        _draw("learning_curves", state.history, state.best_epoch, plots / "learning_curves.png")
+        _report(self.folder, bundle, judged, lambda: self._first_batch(32))
 
     def _judge(self, bundle: Bundle, split: Split) -> Judged:
         return judge(

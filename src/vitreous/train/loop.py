@@ -291,7 +291,8 @@ def _check_finite(loss: float, state: State) -> None:
 
 def _over(state: State, recipe: Recipe) -> bool:
     out_of_patience = recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
-    return state.epoch == recipe.epochs or out_of_patience or state.total_seconds >= _deadline(state, recipe)
+    late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # a pass under way ends with a step
+    return state.epoch == recipe.epochs or out_of_patience or late
 
 
 def _deadline(state: State, recipe: Recipe) -> float:

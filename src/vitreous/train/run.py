@@ -1,5 +1,7 @@
 """From a recipe and its data to a finished run folder."""
 
+import copy
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ def fit(
     device: str = "auto",
     resume: bool = False,
     dry_run: bool = False,
+    pictures: bool = True,
     on_step: Callable[[State, Tensor], None] | None = None,
     on_epoch: Callable[[dict[str, float]], None] | None = None,
     console: Console | None = None,
@@ -62,13 +65,17 @@ def fit(
 
     data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
     it is that of `recipe.start.weights`, or a new one made from `recipe.model`. out: the run folder, by default the
-    next free `runs/<name>`; of a dry run `runs/<name>-dry-run`. on_step gets the state and the batch's loss, on_epoch
-    the row of `metrics.csv`. Raises ValueError for a folder that holds a run unless `resume`, which goes on where that
-    run stopped. Of several processes, each calls on_step and on_epoch.
+    next free `runs/<name>`; of a dry run `runs/<name>-dry-run`. pictures: `plots/` and `report.html`. on_step gets the
+    state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
+    unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
     if model is not None and (recipe.start.weights is not None or recipe.start.probe):
         raise ValueError("a model and start.weights or start.probe are two starts: give one of them")
+    if model is not None and recipe.start.probe_first:
+        raise ValueError("start.probe_first is for start.weights, not for a model that is given: leave one of them out")
+    if dry_run:
+        model = copy.deepcopy(model)  # its few steps are not for keeps
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
@@ -82,7 +89,7 @@ def fit(
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
-        job = Job(recipe, data, model, folder, engine, start, console)
+        job = Job(recipe, data, model, folder, engine, start, console, pictures)
         engine.from_main(job.describe)
         if dry_run:
             job.estimate()
@@ -100,6 +107,6 @@ def fit(
             engine.from_main(job.probe)
         elif not job.train(on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-            say(console, f"stopped in {where}; go on with: vitreous train --resume --out {folder}")
+            say(console, f"stopped in {where}; go on with: vitreous train --resume --out {shlex.quote(str(folder))}")
             return Run(folder)
         return Run(folder, engine.from_main(job.finish))

@@ -73,6 +73,9 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     kept = {name: value for name, value in state.items() if own_head or not name.startswith("head.")}
     model.load_state_dict(model.state_dict() | kept)
 
+    crop, own_crop = recipe.data.crop_fraction, bundle.preprocess.crop_fraction
+    if crop not in (1, own_crop):  # 1: not given
+        lines.append(f"images are cut as these weights read them, to {own_crop:g}, not by data.crop_fraction={crop:g}")
     fit = recipe.data.fit if "fit" in recipe.data.model_fields_set else bundle.preprocess.fit
     if fit != bundle.preprocess.fit:
         lines.append(f"images are fitted by {fit}, as data.fit says")
@@ -80,7 +83,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
-    fitted = recipe.with_options("data", fit=fit).model_copy(update={"model": config})
+    fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0).model_copy(update={"model": config})
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
 
 

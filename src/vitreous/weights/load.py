@@ -157,6 +157,8 @@ def find_weights(source: Path | str, revision: str | None = None) -> Path:
     except ValueError as error:
         if not path.is_dir():
             raise ValueError(f"{error}; others' weights are a file, a folder or hf:owner/name") from error
+        if (path / "recipe.yaml").is_file() and not (path / "model").is_dir():  # a run, or the folder of its folds
+            raise
     for file in (path / "model" / WEIGHTS, path / WEIGHTS, path / "pytorch_model.bin"):
         if file.is_file():
             return file
