@@ -284,12 +284,12 @@ def test_small_images_come_first_and_only_in_training(trained, monkeypatch):
 
 
 def test_small_images_are_the_mean_of_what_they_stand_for():
-    stripes_ = torch.arange(8) % 2 * 255
-    images = stripes_.to(torch.uint8).expand(4, 1, 8, 8)
-    recipe = tiny_recipe(augment={"shrink": 0.5}).resolve(image_size=(8, 8), channels=1, num_classes=3)
-    (changes,) = loop.plan(torch.zeros(4, 0), recipe.augment, 0, (8, 8), 4, "cpu")
+    bright = 255 * ((torch.arange(16) + 1) % 4 > 1)  # the inner two of each four columns
+    images = bright.to(torch.uint8).expand(4, 1, 16, 16)
+    recipe = tiny_recipe(augment={"shrink": 0.25}).resolve(image_size=(16, 16), channels=1, num_classes=3)
+    (changes,) = loop.plan(torch.zeros(4, 0), recipe.augment, 0, (16, 16), 4, "cpu")
     small, _ = loop.augment_batch(images, torch.zeros(4, dtype=torch.long), changes, recipe, torch.zeros(1), 0.0)
-    assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.1  # neither black nor white
+    assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.15  # neither black nor white
 
 
 def test_an_interrupted_model_reads_whole_images_again(trained):
