@@ -18,6 +18,7 @@ EXPLAINED = {
     "digits-attention": "recipe digits",
 }
 PEERS = ["peers-bf16", "peers-float32", "peers-Ti-16-float32", "peers-B-16-float32"]
+LARGER = ["peers-Ti-16-bf16", "peers-B-16-bf16"]  # on a processor with AMX
 PHOTOGRAPHS = "paper-b16-pizza--ours--pizza--5-folds--"  # results of recipe pizza, one a repetition
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
@@ -45,7 +46,7 @@ def headline(results: dict[str, dict]) -> str:
     )
 
 
-def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, loading: dict) -> str:
+def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, loading: dict, more: list[dict]) -> str:
     """How many times as fast as what else a user would pick, each at its better precision, and all in float32."""
     faster: dict[str, float] = {}
     for row in peers["rows"]:
@@ -65,10 +66,10 @@ def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, 
         f"it is {kept} times as fast as the others, {larger_kept} times with a ViT-{larger['model']} and "
         f"{lead(largest)[0]} times with a ViT-{largest['model']} at {larger['shape']['side']} px; without kept memory, "
         f"as they run, {returned}, {larger_returned} and {lead(largest)[1]} times. In inference it is "
-        f"{answering(peers, small, larger, largest)} times as fast as they are in the same precision. It augments "
-        f"32 px images {light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) as fast as "
-        f"torchvision image by image, and from the second epoch on it hands out a folder of JPEGs {later:.0f} times as "
-        "fast as a DataLoader that decodes them."
+        f"{answering(peers, small, larger, largest, *more)} times as fast as they are in the same precision. It "
+        f"augments 32 px images {light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) "
+        "as fast as torchvision image by image, and from the second epoch on it hands out a folder of JPEGs "
+        f"{later:.0f} times as fast as a DataLoader that decodes them."
     )
 
 
@@ -248,7 +249,7 @@ def describe(machine: dict) -> str:
 
 def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     """For each document, what stands between which of its marks."""
-    tables = {name: peers_table for name in PEERS}
+    tables = {name: peers_table for name in PEERS + LARGER}
     tables |= {"augment": augment_table, "loading": loading_table, "scaling": scaling_tables}
     measured = {
         name: f"{make(results[name])}\n\nMachine: {describe(results[name]['machine'])}."
@@ -263,7 +264,7 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     told = {"headline": headline(results), "results": recipes}
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
-    told["speed"] = speed(*(results[name] for name in (*PEERS, "augment", "loading")))
+    told["speed"] = speed(*(results[name] for name in (*PEERS, "augment", "loading")), [results[n] for n in LARGER])
     return {README: told, MEASUREMENTS: measured}
 
 
