@@ -302,7 +302,7 @@ def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
     recipe = recipe.with_options("data", val_fraction=0.0).model_copy(update={"epochs": 3, "compile": choice})
     rows: list[dict[str, float]] = []
     with TemporaryDirectory() as scratch:
-        fit(recipe, data, out=scratch, device=str(device), on_epoch=rows.append)
+        fit(recipe, data, out=scratch, device=str(device), pictures=False, on_epoch=rows.append)
     return images / (rows[2]["seconds"] - rows[1]["seconds"])
 
 
@@ -396,7 +396,7 @@ def final(options: argparse.Namespace) -> None:
 
     if not (folder / "results.json").exists():
         resume = (folder / "recipe.yaml").exists()
-        run = fit(recipe, out=folder, device=str(options.device), resume=resume, on_step=stop_in_time)
+        run = fit(recipe, out=folder, device=str(options.device), resume=resume, pictures=False, on_step=stop_in_time)
         if run.results is None:
             print("the time is over: go on by the same command")
             return

@@ -17,8 +17,7 @@ EXPLAINED = {
     "cifar100": "models/cifar100",
     "digits-attention": "recipe digits",
 }
-PEERS = ["peers-bf16", "peers-float32", "peers-Ti-16-float32", "peers-B-16-float32"]
-LARGER = ["peers-Ti-16-bf16", "peers-B-16-bf16"]  # on a processor with AMX
+PEERS = [f"peers{model}-{precision}" for model in ("", "-Ti-16", "-B-16") for precision in ("float32", "bf16")]
 PHOTOGRAPHS = "paper-b16-pizza--ours--pizza--5-folds--"  # results of recipe pizza, one a repetition
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
@@ -46,10 +45,12 @@ def headline(results: dict[str, dict]) -> str:
     )
 
 
-def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, loading: dict, more: list[dict]) -> str:
+def speed(results: dict[str, dict]) -> str:
     """How many times as fast as what else a user would pick, each at its better precision, and all in float32."""
+    small, larger, largest = (results[f"peers{model}-float32"] for model in ("", "-Ti-16", "-B-16"))
+    augment, loading = results["augment"], results["loading"]
     faster: dict[str, float] = {}
-    for row in peers["rows"]:
+    for row in results["peers-bf16"]["rows"]:
         times = row["training"]["ours_by_default_is_faster_by"]
         faster[row["name"]] = min(faster.get(row["name"], times), times)
     (kept, returned), (larger_kept, larger_returned) = lead(small), lead(larger)
@@ -66,7 +67,7 @@ def speed(peers: dict, small: dict, larger: dict, largest: dict, augment: dict, 
         f"it is {kept} times as fast as the others, {larger_kept} times with a ViT-{larger['model']} and "
         f"{lead(largest)[0]} times with a ViT-{largest['model']} at {larger['shape']['side']} px; without kept memory, "
         f"as they run, {returned}, {larger_returned} and {lead(largest)[1]} times. In inference it is "
-        f"{answering(peers, small, larger, largest, *more)} times as fast as they are in the same precision. It "
+        f"{answering([results[name] for name in PEERS])} times as fast as they are in the same precision. It "
         f"augments 32 px images {light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) "
         "as fast as torchvision image by image, and from the second epoch on it hands out a folder of JPEGs "
         f"{later:.0f} times as fast as a DataLoader that decodes them."
@@ -81,7 +82,7 @@ def lead(peers: dict) -> tuple[str, str]:
     return between(list(times.values()), "{:.2f}"), between([ratio / returned for ratio in times.values()], "{:.2f}")
 
 
-def answering(*measured: dict) -> str:
+def answering(measured: list[dict]) -> str:
     """Between which figures the ratios in inference lie, each in the precision that is the default there."""
     times = [
         row["inference"]["ours_is_faster_by"]
@@ -249,7 +250,7 @@ def describe(machine: dict) -> str:
 
 def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     """For each document, what stands between which of its marks."""
-    tables = {name: peers_table for name in PEERS + LARGER}
+    tables = {name: peers_table for name in PEERS}
     tables |= {"augment": augment_table, "loading": loading_table, "scaling": scaling_tables}
     measured = {
         name: f"{make(results[name])}\n\nMachine: {describe(results[name]['machine'])}."
@@ -264,7 +265,7 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     told = {"headline": headline(results), "results": recipes}
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
-    told["speed"] = speed(*(results[name] for name in (*PEERS, "augment", "loading")), [results[n] for n in LARGER])
+    told["speed"] = speed(results)
     return {README: told, MEASUREMENTS: measured}
 
 

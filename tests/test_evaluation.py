@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_images
 
+from vitreous import evaluation
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge, judge_run, own_data
@@ -76,6 +77,17 @@ def test_logits_and_labels_come_with_the_figures(bundle):
     assert found.logits.shape == (12, 3) and found.labels.tolist() == split.labels.tolist()
     assert classification_metrics(found.logits, found.labels) == found.figures
     np.testing.assert_array_equal(found.images.read(range(12), bundle.preprocess), split.images.array)
+
+
+def test_no_more_images_are_judged_at_once_than_memory_is_bounded_for(bundle, monkeypatch):
+    asked = []
+    forward = type(bundle.model).forward
+    monkeypatch.setattr(
+        type(bundle.model), "forward", lambda self, images: asked.append(len(images)) or forward(self, images)
+    )
+    monkeypatch.setattr(evaluation, "images_at_once", lambda config: 5)
+    judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    assert asked == [5, 5, 2]
 
 
 @pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0)])

@@ -13,7 +13,6 @@ from tiny import tiny_recipe, tiny_set
 
 from vitreous.cli import main
 from vitreous.report.compare import compare_page, differences, figures, judged_apart, read_run, render
-from vitreous.train import job as job_module
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
 
@@ -22,12 +21,10 @@ from vitreous.weights import bundle as bundle_module
 def runs(tmp_path_factory):
     """A folder with two runs, `a` of three epochs and `b` with another seed, one epoch and no validation."""
     root = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_draw", "_report"):
-            patch.setattr(job_module, name, lambda *_: None)
-        fit(tiny_recipe(epochs=3), tiny_set(), out=root / "a", console=Console(file=io.StringIO()))
-        other = tiny_recipe(epochs=1, seed=5, data={"val_fraction": 0}, augment={"shift": 1})
-        fit(other, tiny_set(), out=root / "b", console=Console(file=io.StringIO()))
+    quiet = {"console": Console(file=io.StringIO()), "pictures": False}
+    fit(tiny_recipe(epochs=3), tiny_set(), out=root / "a", **quiet)
+    other = tiny_recipe(epochs=1, seed=5, data={"val_fraction": 0}, augment={"shift": 1})
+    fit(other, tiny_set(), out=root / "b", **quiet)
     return root
 
 
