@@ -54,7 +54,7 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
     ["optim.muon_split_qkv=true"],
     ["model.mlp_conv=true"],
     ["augment.shrink=0.75"],
-    ["optim.muon_patches=true"],
+    ["optim.muon_patches=false"],
     ["data.crop_fraction=0.95"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
@@ -268,7 +268,8 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
     rows = draw(recipe.augment, 16 * batch, 0, 0)
     plans = list(plan(rows, recipe.augment, 0, (H, W), batch, device))
     model = ViT(recipe.model).to(device)
-    optimizers = make_optimizers(model, recipe.optim)
+    alike = recipe.optim.model_copy(update={"muon_patches": False})  # torch's Muon takes no convolution
+    optimizers = make_optimizers(model, alike)
     matrices = [weight for group in optimizers[-1].param_groups for weight in group["params"]]
     average = Average(model, 0.99)
     for weight in model.parameters():

@@ -18,9 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.augment import Augment, augment, draw, plan
-from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
+from vitreous.data.stores import ArrayImages
 from vitreous.device import cpu_capabilities, pick_device
 from vitreous.metrics import classification_metrics
 from vitreous.model.attention import Attention
@@ -196,7 +197,7 @@ def train_epoch(
     for group in optimizer.param_groups:
         group.setdefault("peak", group["lr"])
 
-    for (rows, pixels, labels), changes in zip(train.epoch(order), plans, strict=True):
+    for (pixels, labels), changes in zip(train.epoch(order), plans, strict=True):
         images = preprocess.normalise(augment(pixels.float() / 255, changes, setup.augment, black))
         outputs = model(images)
         loss = F.cross_entropy(outputs, labels)
@@ -205,8 +206,8 @@ def train_epoch(
         optimizer.step()
         optimizer.zero_grad()
 
-        totals += torch.stack([loss.detach().double() * len(rows), (outputs.argmax(dim=1) == labels).sum().double()])
-        state.step, state.images, state.seen = state.step + 1, state.images + len(rows), state.seen + len(rows)
+        totals += torch.stack([loss.detach().double() * len(labels), (outputs.argmax(dim=1) == labels).sum().double()])
+        state.step, state.images, state.seen = state.step + 1, state.images + len(labels), state.seen + len(labels)
         if state.step == steps or time.monotonic() - reported > 0.5:
             loss, top1 = (totals / state.images).tolist()
             if not np.isfinite(loss):

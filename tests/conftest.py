@@ -1,12 +1,15 @@
 """For all tests: no cache outside the test's own folder, and one thread, so that tests beside each other stay fast."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads, and for commands started by tests
 
 import pytest
 import torch
 from tiny import tiny_recipe, tiny_set
+
+from vitreous.cli import main
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -31,3 +34,17 @@ def image_set():
 def recipe():
     """Two epochs of a model of one block."""
     return tiny_recipe()
+
+
+@pytest.fixture
+def vitreous(monkeypatch, capsys):
+    """Run a command: exit code, output, errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return stop.value.code or 0, *capsys.readouterr()
+
+    return run

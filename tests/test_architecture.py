@@ -113,15 +113,6 @@ def test_the_model_knows_nothing_of_us():
         assert {part_of(module) for module in ours(imports_of(path))} <= {"model"}, path.name
 
 
-def test_using_a_model_never_imports_training():
-    using = "prediction card evaluation embedding export explain report weights data"
-    for name in using.split():
-        for path in FILES:
-            if part_of(name_of(path)) == name:
-                assert not any(part_of(module) == "train" for module in ours(imports_of(path))), path.name
-    assert set(using.split()) <= {part_of(name_of(path)) for path in FILES}
-
-
 @pytest.mark.parametrize(("package", "allowed"), ONLY_IN.items())
 def test_one_file_alone_knows_it(package, allowed):
     found = {

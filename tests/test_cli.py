@@ -1,7 +1,6 @@
 """The command line: what it says, where it writes, and one line with exit code 2 for whatever is wrong."""
 
 import csv
-import io
 import json
 import os
 import shutil
@@ -19,11 +18,10 @@ from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 
-from vitreous import evaluation
-from vitreous.cli import main
+from vitreous import evaluation, prediction
 from vitreous.data import loaders
 from vitreous.recipe import read_recipe, recipe_names
-from vitreous.train.run import fit
+from vitreous.train.run import Run, fit
 
 RECIPE = """
 epochs: 2
@@ -45,27 +43,16 @@ def work(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
         source = {"source": str(root / "photos"), "val_fraction": 0.25}
-        fit(tiny_recipe(data=source), out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+        fit(tiny_recipe(data=source), out=root / "run", device="cpu", pictures=False, console=Console(quiet=True))
     return root
 
 
 @pytest.fixture
-def vitreous(work, monkeypatch, capsys):
-    """Run a command in the folder: exit code, output, errors."""
-
-    def run(*arguments):
-        monkeypatch.chdir(work)
-        monkeypatch.setenv("COLUMNS", "200")
-        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, *capsys.readouterr()
-
-    return run
+def vitreous(vitreous, work, monkeypatch):
+    """A command in the folder."""
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("COLUMNS", "200")
+    return vitreous
 
 
 def start(*arguments, folder, **options):
@@ -225,6 +212,59 @@ def test_look_draws_the_model_with_its_own_images(vitreous, tmp_path):
     assert code == 0 and json.loads((tmp_path / "other" / "look.json").read_text())["images"] == 12
 
 
+def test_looking_exporting_and_summing_up_ask_no_network(vitreous, work, tmp_path, monkeypatch):
+    """Of a run on a set of the Hub that is not kept here."""
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot_download(*_, local_files_only, **__):
+        asked.append(local_files_only)
+        raise OSError("not in the cache")
+
+    monkeypatch.delenv("VITREOUS_DATA", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    run = tmp_path / "run"
+    shutil.copytree(work / "run", run)
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace(f"source: {work / 'photos'}", "source: mnist"))
+    for command in (["look", run, "--out", tmp_path / "x"], ["export", run, "timm"], ["summary", run / "recipe.yaml"]):
+        assert vitreous(*command)[0] == 0
+    assert asked == [True] * 3
+
+
+def test_features_and_reports_are_of_the_precision_that_the_recipe_asks_for(vitreous, tmp_path, monkeypatch):
+    asked, autocast = [], prediction.autocast
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # where auto is bf16
+    monkeypatch.setattr(prediction, "autocast", lambda where, name: asked.append(name) or autocast(where, name))
+    image = "photos/test/bee/002.png"
+    assert vitreous("embed", "run", "--split", "test", "--nearest", image, "--device", "cpu")[0] == 0
+    assert set(asked) == {"float32"}
+    assert vitreous("evaluate", "run", "--out", tmp_path / "new", "--device", "cpu")[0] == 0
+    assert '<th scope="row">precision</th><td>float32</td>' in (tmp_path / "new" / "report.html").read_text()
+
+
+def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
+    (tmp_path / "results.json").write_text('{"test": 1}')
+    code, _, err = vitreous("evaluate", "run", "--out", tmp_path)
+    assert code == 2 and err == (
+        f"vitreous: {tmp_path} holds another results.json, which stays as it is: name another folder with --out\n"
+    )
+    assert (tmp_path / "results.json").read_text() == '{"test": 1}' and not (tmp_path / "report.html").exists()
+    for _ in range(2):  # its own are
+        assert vitreous("evaluate", "run", "--out", tmp_path / "new")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["evaluate", "embed"])
+def test_broken_images_of_other_data_are_left_out_where_that_is_asked_for(vitreous, tmp_path, command):
+    photos = write_images(tmp_path / "photos", 4)
+    (photos / "bee" / "bad.png").write_text("no picture")
+    code, _, err = vitreous(command, "run", photos)
+    assert code == 2 and err.startswith(f"vitreous: {photos}/bee/bad.png: no picture")
+    code, out, _ = vitreous(command, "run", photos, "--skip-broken")
+    assert code == 0 and "12" in out
+
+
 def test_walk_writes_one_page(vitreous, tmp_path):
     code, out, err = vitreous("walk", "run", "photos/test/cat/001.png", "--out", tmp_path / "x" / "walk.html")
     assert (code, err, out) == (0, "", f"page: {tmp_path / 'x' / 'walk.html'}\n")
@@ -304,7 +344,8 @@ def stopped(work, tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     recipe = tiny_recipe(data={"source": str(work / "photos"), "val_fraction": 0.25})
-    return fit(recipe, out=tmp_path / "stopped", on_step=press, console=Console(file=io.StringIO())).folder
+    options = {"on_step": press, "pictures": False, "console": Console(quiet=True)}
+    return fit(recipe, out=tmp_path / "stopped", **options).folder
 
 
 def test_a_run_is_resumed_by_its_folder_alone(vitreous, work, stopped):
@@ -424,7 +465,13 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),
-        ("predict run photos --device abacus", "device 'abacus' is not here: use "),
+        *(
+            (f"{command} --device abacus", "device 'abacus' is not here: use ")
+            for command in (
+                "predict run photos", "evaluate run", "embed run", "look run", "explain run photos/test/ant/000.png",
+                "walk run photos/test/ant/000.png", "train photos --recipe r.yaml --folds 2",
+            )
+        ),
         ("summary Q/16", "no model 'Q/16'"),
         ("summary S/16 --image-size 30", "image size 30 is not divisible by patch size 16: use 16 or 32"),
         ("recipes digts", "no recipe 'digts'; did you mean 'digits'?"),
@@ -484,6 +531,12 @@ def test_a_reader_who_has_enough_sees_no_error(work):
     process.stderr.close()
 
 
+def test_a_run_without_test_images_says_so(vitreous, work, tmp_path):
+    (tmp_path / "photos").symlink_to(work / "photos" / "train")
+    code, out, _ = vitreous("train", tmp_path / "photos", "epochs=1", "--recipe", "r.yaml", "--out", tmp_path / "run")
+    assert code == 0 and "There were no test images: the figures are of the validation images" in out
+
+
 def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
     (tmp_path / "photos").symlink_to(work / "photos" / "train")
     fields = ["data.val_fraction=0", "epochs=1", "--recipe", "r.yaml", "--out", tmp_path / "run"]
@@ -534,6 +587,12 @@ def test_a_process_ends_with_code_2_and_one_line(work):
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("vitreous: no model 'nowhere'")
+
+
+def test_a_training_that_was_stopped_ends_with_code_130(vitreous, monkeypatch, tmp_path):
+    monkeypatch.setattr("vitreous.train.run.fit", lambda *_, **__: Run(tmp_path))
+    command = ["train", "photos", "--recipe", "r.yaml"]
+    assert vitreous(*command)[::2] == (130, "") and vitreous(*command, "--dry-run")[0] == 0
 
 
 @pytest.mark.slow
@@ -592,10 +651,7 @@ def test_help_shows_defaults(vitreous, command, default):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["predict", "-h"]])
-def test_help_imports_neither_torch_nor_matplotlib(work, arguments):
-    process = start(*arguments, folder=work)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Usage" in out and err == ""
+def test_help_imports_neither_torch_nor_matplotlib(arguments):
     code = (
         f"import sys; sys.argv = ['vitreous', *{arguments!r}]\n"
         "from vitreous.cli import main\n"
@@ -603,7 +659,7 @@ def test_help_imports_neither_torch_nor_matplotlib(work, arguments):
         "print('loaded', *({'torch', 'matplotlib', 'numpy', 'sklearn', 'accelerate', 'PIL'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert out.splitlines()[-1] == "loaded"
+    assert "Usage" in out and out.splitlines()[-1] == "loaded"
 
 
 def test_the_version_is_told(vitreous):

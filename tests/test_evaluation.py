@@ -1,6 +1,5 @@
 """Figures of a model on a split: the right images with the right labels, by class name."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +32,7 @@ def run(tmp_path_factory):
     recipe = tiny_recipe(data={"val_fraction": 0.25, "split_seed": 5, "source": str(root / "photos")})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        return fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+        return fit(recipe, out=root / "run", device="cpu", pictures=False, console=Console(quiet=True))
 
 
 def figures_of(bundle, pixels, labels):
@@ -157,7 +156,7 @@ def test_a_run_is_judged_in_the_precision_that_its_recipe_asks_for(run, monkeypa
 def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path):
     folder = write_images(tmp_path / "photos", 10)
     recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
-    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(quiet=True))
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     counts = {name: len(split) for name, split in own_data(run.folder).splits.items()}
     first = next(folder.rglob("*.png"))
     first.with_name("another.png").write_bytes(first.read_bytes())
@@ -179,7 +178,7 @@ def test_data_that_is_not_split_is_judged_whole(run, tmp_path):
 
 def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):
     recipe = tiny_recipe(epochs=1, data={"source": "digits"})
-    run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     with pytest.raises(ValueError, match="does not say what it was trained on: name the DATA to judge it on"):
         evaluate(run.folder)
 
@@ -196,7 +195,7 @@ def test_data_that_nobody_named_must_be_given(bundle, tmp_path):
     bundle.save(tmp_path / "model")
     with pytest.raises(ValueError, match=r"model does not say what it was trained on"):
         evaluate(tmp_path / "model", **EXACT)
-    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", console=Console(file=io.StringIO()))
+    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", pictures=False, console=Console(quiet=True))
     with pytest.raises(ValueError, match=r"run does not say what it was trained on"):
         evaluate(run.folder, **EXACT)
 
@@ -216,5 +215,5 @@ def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, 
     write_images(tmp_path / "photos" / "test", 4, seed=1)
     (tmp_path / "photos" / "test" / "bee" / "bad.png").write_text("no picture")
     recipe = tiny_recipe(epochs=1, data={"source": "photos", "skip_broken": True, "val_fraction": 0.25})
-    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12

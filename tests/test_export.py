@@ -1,28 +1,26 @@
 """What leaves as a file is the same function, and says so; what a format cannot say is refused by its name."""
 
-import io
 import json
-import sys
+import runpy
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 from rich.console import Console
 from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 
 from vitreous import Bundle, predict
 from vitreous.card import write_shared
-from vitreous.cli import main
-from vitreous.data.sources import files_below, load
+from vitreous.data.sources import load
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
-from vitreous.export.graphs import metadata
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
-from vitreous.train import job as job_module
 from vitreous.train.run import fit
 from vitreous.weights.from_huggingface import read_preprocessing
 
@@ -50,9 +48,8 @@ def run(tmp_path_factory):
     write_images(root / "photos" / "test", 8, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        patch.setattr(job_module, "_draw", lambda *_: None)
         recipe = tiny_recipe(epochs=40, data={"source": str(root / "photos")}, optim={"learning_rate": 0.01})
-        finished = fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+        finished = fit(recipe, out=root / "run", device="cpu", pictures=False, console=Console(quiet=True))
     assert finished.results["test"]["top1"] > 0.9
     return root / "run"
 
@@ -63,17 +60,10 @@ def onnx_folder(run, tmp_path_factory):
     return export_run(run, "onnx", out=tmp_path_factory.mktemp("onnx") / "new")
 
 
-@pytest.fixture
-def vitreous(monkeypatch, capsys):
-    """Run a command: exit code, output, errors."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["vitreous", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return stop.value.code or 0, *capsys.readouterr()
-
-    return command
+@pytest.fixture(scope="module")
+def deployed():
+    """What `examples/deployed.py` defines."""
+    return runpy.run_path(str(Path(__file__).parent.parent / "examples" / "deployed.py"))
 
 
 def noise(bundle, count, seed=3):
@@ -121,23 +111,33 @@ def test_onnx_has_one_float_input_whose_batch_alone_is_dynamic_and_says_how_to_u
 
 
 @needs_onnx
-def test_the_metadata_suffices_to_answer_as_predict_does(run, onnx_folder):
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(onnx_folder[0] / "model.onnx")
-    said = session.get_modelmeta().custom_metadata_map
-    assert metadata(replace(Bundle.load(run / "model"), temperature=1.5), False)["temperature"] == "1.5"
-    preprocess, names = json.loads(said["preprocess"]), json.loads(said["class_names"])
-    files = files_below(run.parent / "photos" / "test")[::5]
-    for answer in predict(run, files, device="cpu", precision="float32"):
-        from PIL import Image
-
-        pixels = np.asarray(Image.open(answer.image).convert("L"), np.float32)[None, None] / 255
-        images = (pixels - np.float32(preprocess["mean"])) / np.float32(preprocess["std"])
-        (found,) = session.run(None, {session.get_inputs()[0].name: images.astype(np.float32)})
-        p = np.exp((found[0] - found[0].max()) / float(said["temperature"]))
-        assert names[p.argmax()] == answer.classes[0]
-        assert p.max() / p.sum() == pytest.approx(answer.probabilities[0], abs=1e-4)
+@pytest.mark.parametrize("preprocess_inside", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "how"),
+    [
+        (1, {}),
+        (3, {"fit": "squash", "crop_fraction": 0.75, "std": (0.2, 0.3, 0.25)}),
+        (3, {"crop_fraction": 0.875, "interpolation": "bilinear", "mean": (0.2, 0.5, 0.4)}),
+    ],
+    ids=["gray", "squash", "crop"],
+)
+def test_the_example_answers_by_the_metadata_alone_as_predict_does(
+    tmp_path, capsys, deployed, channels, how, preprocess_inside
+):
+    bundle = tiny_bundle(channels=channels)
+    bundle = replace(bundle, temperature=1.5, preprocess=bundle.preprocess.model_copy(update=how))
+    graphs.write_onnx(bundle, tmp_path, preprocess_inside)
+    files = [str(tmp_path / name) for name in ("wide.png", "high.png", "small.png", "clear.png")]
+    draw, turned = np.random.default_rng(0), Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    for file, shape in zip(files, ((31, 50, 3), (61, 24, 3), (8, 8, 3), (20, 20, 4)), strict=True):
+        Image.fromarray(draw.integers(256, size=shape, dtype=np.uint8)).save(file, exif=turned)
+    deployed["main"](str(tmp_path / "model.onnx"), *files)
+    answers = predict(bundle, files, device="cpu", precision="float32")
+    for line, answer in zip(capsys.readouterr().out.splitlines(), answers, strict=True):
+        name, share = line.removeprefix(f"{answer.image}: ").split()
+        assert name == answer.classes[0]
+        assert float(share.removesuffix("%")) / 100 == pytest.approx(answer.probabilities[0], abs=2e-3)
 
 
 @needs_onnx
@@ -479,7 +479,7 @@ def test_broken_images_that_the_run_left_out_are_left_out_here(tmp_path):
     write_images(tmp_path / "photos" / "test", 3, seed=1)
     (tmp_path / "photos" / "test" / "ant" / "bad.png").write_text("no picture")
     recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos"), "skip_broken": True})
-    run = fit(recipe, out=tmp_path / "run", device="cpu", console=Console(file=io.StringIO()))
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     inputs = find_inputs(run.folder, run.bundle, 5, 100)
     assert "images of photos, test, 9 different ones" in inputs.name and len(inputs.labels) == len(inputs.pixels) == 9
     assert look(run.folder, out=tmp_path / "look", device="cpu")["images"] == 9
@@ -493,10 +493,8 @@ def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):
 
 def test_nothing_of_the_machine_is_pushed_of_a_run_whose_data_was_given(tmp_path):
     write_images(tmp_path / "photos", 8)
-    run = fit(
-        tiny_recipe(epochs=1), load(tmp_path / "photos"), out=tmp_path / "run", console=Console(file=io.StringIO()),
-        pictures=False,
-    )  # fmt: skip
+    options = {"pictures": False, "console": Console(quiet=True)}
+    run = fit(tiny_recipe(epochs=1), load(tmp_path / "photos"), out=tmp_path / "run", **options)
     write_shared(run.folder, tmp_path / "shared", run.results)
     assert not [path for path in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in path.read_bytes()]
     assert "trained from scratch on 18 of its images and nothing else" in (tmp_path / "shared/README.md").read_text()

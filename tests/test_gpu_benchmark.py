@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from vitreous.recipe import read_recipe
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
@@ -44,6 +46,12 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
         assert row["mfu"] == pytest.approx(row["training_images_per_second"] * 3 * row["flops"] / 0.5e12)
     assert {"Muon", "Muon, torch's", "average", "clip"} < content["stages_ms"].keys()
     assert min(content["stages_ms"].values()) > 0 and content["loop_images_per_second"] > 0
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_every_arm_of_the_sweep_is_another_recipe(gpu, name):
+    recipes = [read_recipe(name, arm).model_dump_json() for arm in gpu.ARMS]
+    assert recipes[0] == read_recipe(name).model_dump_json() and len(set(recipes)) == len(recipes)
 
 
 def test_a_sweep_notes_a_line_a_run_and_skips_what_is_done(part, gpu, monkeypatch):

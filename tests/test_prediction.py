@@ -84,6 +84,13 @@ def test_the_batch_size_does_not_matter(bundle, files, batch_size):
     np.testing.assert_allclose([a.probabilities for a in found], [a.probabilities for a in expected], atol=1e-6)
 
 
+def test_images_are_asked_in_batches_of_the_size_that_is_given(bundle, files, monkeypatch):
+    asked, whole = [], prediction.forward
+    monkeypatch.setattr(prediction, "forward", lambda *args: asked.append(len(args[1])) or whole(*args))
+    ask(bundle, files, batch_size=7)
+    assert asked == [7, 7, 1]
+
+
 @pytest.mark.parametrize(("top", "count"), [(1, 1), (2, 2), (3, 3), (50, 3)])
 def test_top_says_how_many_classes(bundle, files, top, count):
     whole = ask(bundle, files[:2], top=3)
@@ -206,9 +213,9 @@ def test_a_split_is_answered_in_its_own_order(bundle):
 
 
 def test_bf16_answers_are_near_and_float32(bundle):
-    images = [torch.from_numpy(stripes(6)[0])]
-    (exact,) = forward(bundle.model, images, bundle.preprocess, "float32")
-    (rough,) = forward(bundle.model, images, bundle.preprocess, "bf16")
+    images = torch.from_numpy(stripes(6)[0])
+    exact = forward(bundle.model, images, bundle.preprocess, "float32")
+    rough = forward(bundle.model, images, bundle.preprocess, "bf16")
     assert rough.dtype == torch.float32 and not torch.equal(exact, rough)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.1)
 

@@ -1,6 +1,6 @@
 """Recipes: strict, told in one line what is wrong with them, filled in by the data, and read back as they were."""
 
-import math
+import json
 
 import pytest
 import yaml
@@ -8,8 +8,6 @@ from tiny import tiny_recipe
 
 from vitreous.model.summary import summarise
 from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names
-from vitreous.train.optim import rate_factor
-from vitreous.train.order import steps_per_epoch
 
 
 @pytest.fixture
@@ -231,11 +229,13 @@ def test_explicit_dimensions_override_the_size_beside_them(written):
     assert (model.dim, model.heads, model.depth, model.patch_size) == (64, 2, 12, (16, 16))
 
 
-def test_every_key_can_be_overridden():
-    fields = Recipe().model_dump()
+def test_every_key_can_be_overridden(written):
+    file, fields = written("epochs: 2"), Recipe().model_dump(mode="json")
     for key in keys():
         section, _, name = key.rpartition(".")
-        assert name in (fields[section] if section else fields), key
+        value = (fields[section] if section else fields)[name]
+        recipe = read_recipe(file, [f"{key}={json.dumps(value)}"])
+        assert name in (getattr(recipe, section) if section else recipe).model_fields_set, key
     assert {"epochs", "optim.betas", "data.workers", "augment.mixup", "model.registers"} <= set(keys())
 
 
@@ -295,15 +295,6 @@ def test_a_recipe_does_not_change():
 
 
 # --- values that touch each other ---
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "onecycle", "constant"])
-@pytest.mark.parametrize("count", [3, 8, 9, 1000])
-def test_one_epoch_works_with_every_schedule(schedule, count):
-    recipe = tiny_recipe(epochs=1, optim={"schedule": schedule})
-    steps = steps_per_epoch(count, recipe.optim.batch_size) * recipe.epochs
-    factors = [rate_factor(recipe.optim, step, steps) for step in range(steps)]
-    assert steps >= 1 and all(math.isfinite(f) and 0 < f <= 1 for f in factors)
 
 
 @pytest.mark.parametrize(

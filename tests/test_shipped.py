@@ -7,7 +7,6 @@ import io
 import json
 import os
 import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,14 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
-from tiny import CLASSES, equal, tiny_recipe, weights_of, write_images
+from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, weights_of, write_images
 
 from vitreous import Bundle, evaluate, predict
 from vitreous.card import card
-from vitreous.cli import main
-from vitreous.data.images import ArrayImages, Split
+from vitreous.data.images import Split
 from vitreous.data.sources import load
+from vitreous.data.stores import ArrayImages
 from vitreous.export.hub import push_run
-from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -46,8 +44,6 @@ def tiny(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_DATA", str(root / "data"))
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        for name in ("_draw", "_report"):
-            patch.setattr(job_module, name, lambda *_: None)  # which takes longer than the run
         recipe = tiny_recipe(
             epochs=12,
             model={"patch_embedding": "conv_stem", "stem_channels": (4,)},
@@ -55,7 +51,7 @@ def tiny(tmp_path_factory):
             augment={"shift": 1},
             optim={"learning_rate": 0.01},
         )
-        run = fit(recipe, out=root / "run", device="cpu", console=Console(file=io.StringIO()))
+        run = fit(recipe, out=root / "run", device="cpu", pictures=False, console=Console(file=io.StringIO()))
         assert run.results["test"]["top1"] == 1  # far from any tie that rounding could break
         ship(root / "run", "mnist", models=root / "models", device="cpu")
     return root
@@ -200,26 +196,30 @@ def test_a_card_says_how_the_weights_were_chosen(run):
     assert "- epochs: 12, or what 90 s suffice for\n" in card(folder)
 
 
-def test_a_shipped_name_is_all_that_the_commands_need(at_home, tmp_path, monkeypatch, capsys):
+def test_a_shipped_name_is_all_that_the_commands_need(vitreous, at_home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((8, 8), 80).save("photo.jpg")
-    for command in ("predict mnist photo.jpg", "evaluate mnist mnist --out figures"):
-        monkeypatch.setattr(sys, "argv", ["vitreous", *command.split(), "--device", "cpu"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert not stop.value.code
-    out = capsys.readouterr().out
+    code, out, _ = vitreous("predict", "mnist", "photo.jpg", "--device", "cpu")
+    assert code == 0 and vitreous("evaluate", "mnist", "mnist", "--out", "figures", "--device", "cpu")[0] == 0
     assert out.startswith("photo.jpg: ") and all(name in out for name in CLASSES)
     assert read(Path("figures/results.json"))["test"] == read(at_home / "models/mnist/results.json")["float16"]
 
 
-def test_the_cards_command_trains_the_model_again(at_home, tmp_path, monkeypatch):
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
+def test_a_record_is_that_of_the_model_that_answers(at_home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "recipe.yaml").write_text("of a run without a model")
+    assert bundle_module.find_record("mnist") == at_home / "models" / "mnist"
+    (tmp_path / "mnist" / "recipe.yaml").unlink()
+    tiny_bundle().save(tmp_path / "mnist")
+    assert bundle_module.find_record("mnist") is None
+
+
+def test_the_cards_command_trains_the_model_again(at_home, tmp_path):
     command = "vitreous train --recipe models/mnist/recipe.yaml"
     assert command in (at_home / "models" / "mnist" / "README.md").read_text()
     recipe, _, _ = choose_recipe(None, str(at_home / "models" / "mnist" / "recipe.yaml"), [])
-    again = fit(recipe, out=tmp_path / "again", device="cpu", console=Console(file=io.StringIO()))
+    again = fit(recipe, out=tmp_path / "again", device="cpu", pictures=False, console=Console(file=io.StringIO()))
     assert equal(weights_of(again.folder), weights_of(at_home / "run"))
 
 

@@ -52,11 +52,16 @@ def tiny_recipe(**changes: Any) -> Recipe:
     return make_recipe(fields, "test")
 
 
+def tiny_vit(**changes: Any) -> ViT:
+    """The model of the tiny recipe for the tiny set, fresh."""
+    fields = {"image_size": 8, "patch_size": 4, "channels": 1, "num_classes": 3, "dim": 16, "depth": 1, "heads": 2}
+    return ViT(ViTConfig(**fields | changes))
+
+
 def tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES, **model: Any) -> Bundle:
     """An untrained model whose answers differ from image to image."""
     torch.manual_seed(seed)
-    fields = {"image_size": 8, "patch_size": 4, "channels": 1, "dim": 16, "depth": 1, "heads": 2}
-    vit = ViT(ViTConfig(num_classes=len(classes), **(fields | model))).eval()
+    vit = tiny_vit(num_classes=len(classes), **model).eval()
     for module in vit.modules():  # not as they start, so that one of them forgotten on the way shows
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_()

@@ -14,6 +14,9 @@ from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
 
 CARD = "README.md"
+UNTESTED = (
+    "There were no test images: the figures are of the validation images, which helped to choose, and may be too good."
+)
 # the rest is of one machine
 ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
 
@@ -57,7 +60,8 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     the Hub, if it goes there. Where the images lay on the machine is left out, and so is the command.
     """
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
-    recipe, data, environment = read_recipe(str(run / "recipe.yaml")), read(run / "data.json"), run / "environment.json"
+    recipe = read_recipe(str(run / "recipe.yaml"))
+    data, environment = read(run / "data.json"), read(run / "environment.json")
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)
     if Path(data["source"]).is_absolute():
@@ -68,7 +72,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
         results = results | {"start": results["start"] | {"weights": weights}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
-    write_json(folder / "environment.json", {key: read(environment)[key] for key in ENVIRONMENT})
+    write_json(folder / "environment.json", {key: environment[key] for key in ENVIRONMENT})
     write_json(folder / "results.json", results)
     replace_file(folder / CARD, lambda part: part.write_text(card(folder, repo)))
 
@@ -171,7 +175,7 @@ def headline(results: dict[str, Any]) -> str:
     if results["test"] is not None:
         return f"Test top-1: **{results.get('float16', results['test'])['top1']:.2%}**."
     if results["val"] is not None:
-        return f"Validation top-1: **{results['val']['top1']:.2%}**; there were no test images."
+        return f"Validation top-1: **{results['val']['top1']:.2%}**. {UNTESTED}"
     return "There were neither test nor validation images: how good it is has not been measured."
 
 

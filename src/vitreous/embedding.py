@@ -11,7 +11,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
-from vitreous.prediction import forward, read_image, split_logits
+from vitreous.prediction import forward, images_at_once, read_image, split_logits
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
@@ -50,7 +50,7 @@ def embed_split(
     batches = Batches(
         data.splits[split],
         bundle.preprocess,
-        batch_size=64,
+        batch_size=images_at_once(bundle.model.config),
         device=where,
         skip_broken=skip_broken or data.skip_broken,
     )
@@ -65,7 +65,7 @@ def embed_image(bundle: Bundle, image: Path | str, device: str = "auto", precisi
     where = pick_device(device)
     pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)
     model, precision = bundle.model.to(where), pick_precision(precision, where)
-    return next(forward(model, [pixels], bundle.preprocess, precision, features=True))[0]
+    return forward(model, pixels, bundle.preprocess, precision, features=True)[0]
 
 
 def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vitreous.data.check import differs
-from vitreous.data.images import Images, ImageSet, Split, match_labels
+from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
+from vitreous.data.stores import Images
 from vitreous.device import pick_device, pick_precision
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits

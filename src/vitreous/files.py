@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,15 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"{path} is a file: name a folder with --out")
     _check_place(path)
     _check_place(path.resolve().parent)
+
+
+def check_free(files: Iterable[Path], sign: Path, mark: str) -> None:
+    """Raises ValueError where one of `files` is there, unless `sign` is one that holds `mark`: then they are ours."""
+    if sign.is_file() and mark in sign.read_text(errors="replace"):
+        return
+    if taken := sorted(file for file in files if file.exists()):
+        folder, name = taken[0].parent, taken[0].name
+        raise ValueError(f"{folder} holds another {name}, which stays as it is: name another folder with --out")
 
 
 def _check_place(folder: Path) -> None:

@@ -36,18 +36,17 @@ class Prediction(NamedTuple):
 
 @torch.inference_mode()
 def forward(
-    model: nn.Module, batches: Iterable[Tensor], preprocess: Preprocess, precision: str, *, features: bool = False
-) -> Iterator[Tensor]:
-    """Logits (B, K), float32 on the host, for each batch of uint8 images (B, C, H, W) on the model's device.
+    model: nn.Module, images: Tensor, preprocess: Preprocess, precision: str, *, features: bool = False
+) -> Tensor:
+    """Logits (B, K), float32 on the host, for uint8 images (B, C, H, W) on the model's device.
 
     features: what the head reads of the model, (B, pooled_dim), in place of its answer.
     """
     model.eval()
-    for images in batches:
-        with autocast(images.device, precision):
-            images = preprocess.normalise(images)
-            answers = model.pooled(model.forward_features(images)) if features else model(images)
-        yield answers.float().cpu()
+    with autocast(images.device, precision):
+        images = preprocess.normalise(images)
+        answers = model.pooled(model.forward_features(images)) if features else model(images)
+    return answers.float().cpu()
 
 
 def split_logits(
@@ -64,8 +63,8 @@ def split_logits(
     features: what the head reads, (N, pooled_dim), in place of its answer.
     """
     order = torch.arange(len(batches)) if order is None else order
-    images = (batch.images for batch in batches.epoch(order))
-    return torch.cat(list(forward(model, images, preprocess, precision, features=features)))
+    parts = (forward(model, images, preprocess, precision, features=features) for images, _ in batches.epoch(order))
+    return torch.cat(list(parts))
 
 
 def predict(
@@ -97,7 +96,7 @@ def predict(
         while part := list(islice(readable, batch_size)):
             names, pixels = zip(*part, strict=True)
             batch = torch.from_numpy(np.stack(pixels)).to(where)
-            (logits,) = forward(model, [batch], bundle.preprocess, precision)
+            logits = forward(model, batch, bundle.preprocess, precision)
             values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))

@@ -70,12 +70,6 @@ class Preprocess(BaseModel):
         """(C, H, W) of every fitted image."""
         return (self.channels, *self.image_size)
 
-    @classmethod
-    def measured(cls, parts: Iterable[np.ndarray], **settings) -> "Preprocess":
-        """Take mean and std from images, uint8 (n, C, H, W), part after part; `settings` are the other fields."""
-        mean, std = channel_statistics(parts)
-        return cls(mean=mean, std=std, **settings)
-
     def fit_image(self, image: Image.Image) -> np.ndarray:
         """Bring a picture to the model's size: uint8 (C, H, W)."""
         if self.channels not in (1, 3):
@@ -118,13 +112,13 @@ class Preprocess(BaseModel):
             return image
         # the size that the whole image gets, of which the centre is cut out: all in one resampling
         wide, high = (math.floor(side / self.crop_fraction + 1e-6) for side in (columns, rows))
-        whole = (wide, high)
-        if self.fit == "crop":  # resize by the side that needs more
-            whole = (wide, max(high, height * wide // width))
+        if self.fit == "crop":  # by the side that needs more, so that it covers these
             if width * high > height * wide:
-                whole = (max(wide, width * high // height), high)
-        left, top = round((whole[0] - columns) / 2), round((whole[1] - rows) / 2)
-        across, down = width / whole[0], height / whole[1]
+                wide = width * high // height
+            else:
+                high = height * wide // width
+        left, top = round((wide - columns) / 2), round((high - rows) / 2)
+        across, down = width / wide, height / high
         box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
         return image.resize((columns, rows), RESAMPLING[self.interpolation], box=box)
 

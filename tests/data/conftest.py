@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Decoded images are kept where the test can see them, and nowhere else."""
-    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 @pytest.fixture
 def real_data():
     """A folder of a named set under $VITREOUS_DATA."""

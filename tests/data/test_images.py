@@ -11,8 +11,9 @@ import pytest
 import torch
 from image_samples import pixels, preprocess_of, to_image, write_folder
 
-from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
+from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
@@ -266,3 +267,10 @@ def test_an_animation_shows_its_first_frame(tmp_path):
 def test_a_split_has_one_label_an_image():
     with pytest.raises(ValueError, match="12 images with 11 labels"):
         Split(ArrayImages(pixels(12)), np.zeros(11, np.int64))
+
+
+def test_a_few_images_are_taken_evenly_with_their_labels():
+    split = Split(ArrayImages(pixels(12)), np.arange(12))
+    assert split.evenly(5).labels.tolist() == [0, 2, 4, 7, 9]
+    np.testing.assert_array_equal(split.evenly(5).images.array, pixels(12)[[0, 2, 4, 7, 9]])
+    assert split.evenly(99).labels.tolist() == list(range(12))

@@ -12,9 +12,10 @@ import torch
 from image_samples import hub_images, pixels, preprocess_of, to_image, write_folder, write_parquet
 
 from vitreous.data import loaders
-from vitreous.data.images import ArrayImages, BrokenImage, FileImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches, cache_folder, decode
 from vitreous.data.sources import load
+from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
 
 
 def fails(*args, **kwargs):
@@ -192,9 +193,9 @@ def test_batches_are_the_same_wherever_the_pixels_live(tmp_path, monkeypatch, ki
     assert batches.resident == (budget > 0) and len(batches) == 11
     order = torch.tensor([3, 3, 10, 0, 7, 1, 2, 9, 4, 8])
     found = list(batches.epoch(order))
-    assert [len(batch.rows) for batch in found] == [4, 4, 2]
+    assert [len(batch.labels) for batch in found] == [4, 4, 2]
     for batch, rows in zip(found, order.split(4), strict=True):
-        assert torch.equal(batch.rows, rows) and torch.equal(batch.labels, rows % 2)
+        assert torch.equal(batch.labels, rows % 2)
         assert batch.images.dtype == torch.uint8 and batch.labels.dtype == torch.int64
         np.testing.assert_array_equal(batch.images.numpy(), pixels(11)[rows.numpy()])
 
@@ -306,8 +307,8 @@ def test_batches_on_a_gpu_equal_those_on_the_host(budget, workers):
     here = list(Batches(split, preprocess_of(), batch_size=4).epoch(order))
     there = Batches(split, preprocess_of(), batch_size=4, device="cuda", memory_budget=budget, workers=workers)
     for expected, batch in zip(here, there.epoch(order), strict=True):
-        assert batch.images.is_cuda and batch.labels.is_cuda and not batch.rows.is_cuda
-        assert torch.equal(batch.images.cpu(), expected.images) and torch.equal(batch.rows, expected.rows)
+        assert batch.images.is_cuda and batch.labels.is_cuda
+        assert torch.equal(batch.images.cpu(), expected.images) and torch.equal(batch.labels.cpu(), expected.labels)
 
 
 def test_real_cifar10_is_decoded_once(real_data, cache, monkeypatch):
@@ -318,3 +319,24 @@ def test_real_cifar10_is_decoded_once(real_data, cache, monkeypatch):
     monkeypatch.setattr(type(test.images), "_fit", fails)
     again = decode(test, preprocess_of(3, 32), cache=cache)
     np.testing.assert_array_equal(again.images.array[::999], decoded.images.array[::999])
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:200], lambda b: b"", lambda b: b"no array"])
+def test_a_damaged_file_of_the_cache_is_made_anew(tmp_path, cache, damage):
+    expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
+    split = load(tmp_path / "x").train
+    decode(split, preprocess_of(), cache=cache)
+    (file,) = cache.glob("*.npy")
+    content = file.read_bytes()
+    file.unlink()  # not written over, as it may still be mapped
+    file.write_bytes(damage(content))
+    np.testing.assert_array_equal(decode(split, preprocess_of(), cache=cache).images.array, expected)
+    assert file.read_bytes() == content
+
+
+def test_a_cache_that_cannot_be_made_is_gone_without(tmp_path, caplog):
+    expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
+    (tmp_path / "file").write_text("")
+    decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=tmp_path / "file" / "cache")
+    np.testing.assert_array_equal(decoded.images.array, expected)
+    assert "decoded images are not kept" in caplog.text

@@ -24,6 +24,8 @@ from vitreous.data import sources
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 
+BATCHES = [f"data_batch_{n}" for n in range(1, 6)]  # of CIFAR-10
+
 
 def read(split, channels=3, size=8):
     return split.images.read(np.arange(len(split)), preprocess_of(channels, size))
@@ -316,9 +318,8 @@ def test_binary_cifar_is_read(tmp_path, classes):
     images, labels = cifar_rows(200, classes)
     coarse = [labels[:, None] // 5] if classes == 100 else []
     rows = np.concatenate([*coarse, labels[:, None], images.reshape(200, -1)], axis=1).astype(np.uint8)
-    parts = [rows[:100], rows[100:]] if classes == 10 else [rows]
-    names = ["data_batch_1.bin", "data_batch_2.bin"] if classes == 10 else ["train.bin"]
-    for name, part in zip(names, parts, strict=True):
+    names = [f"{name}.bin" for name in BATCHES] if classes == 10 else ["train.bin"]
+    for name, part in zip(names, np.split(rows, len(names)), strict=True):
         part.tofile(tmp_path / name)
     rows[:100].tofile(tmp_path / ("test_batch.bin" if classes == 10 else "test.bin"))
     meta = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
@@ -327,6 +328,25 @@ def test_binary_cifar_is_read(tmp_path, classes):
     np.testing.assert_array_equal(made.train.images.array, images)
     assert made.train.labels.tolist() == labels.tolist() and len(made.test) == 100
     assert made.class_names[3] == "class3" and len(made.class_names) == classes
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ([*(f"{name}.bin" for name in BATCHES[:3]), "test_batch.bin"], "data_batch_4.bin, data_batch_5.bin"),
+        ([f"{name}.bin" for name in BATCHES], "test_batch.bin"),
+        (["train.bin"], "test.bin"),
+        ([*BATCHES, "batches.meta"], "test_batch"),
+        ([*BATCHES[:4], "test_batch", "batches.meta"], "data_batch_5"),
+        ([*BATCHES, "test_batch"], "batches.meta"),
+        (["train", "meta"], "test"),
+    ],
+)  # fmt: skip
+def test_cifar_that_lacks_a_file_is_refused(tmp_path, names, missing):
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"lacks {missing} of the original files: add what is missing"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -340,7 +360,7 @@ def test_pickled_cifar_is_read(tmp_path, classes):
 
     files = {"train": batch(slice(None)), "test": batch(slice(0, 100)), "meta": {b"fine_label_names": names}}
     if classes == 10:
-        files = {"data_batch_1": batch(slice(0, 100)), "data_batch_2": batch(slice(100, 200))}
+        files = {name: batch(slice(40 * n, 40 * n + 40)) for n, name in enumerate(BATCHES)}
         files |= {"test_batch": batch(slice(0, 100)), "batches.meta": {b"label_names": names}}
     (tmp_path / "cifar-py").mkdir()
     for name, content in files.items():
@@ -364,7 +384,7 @@ class Calls:
 
 @pytest.mark.parametrize("function", [print, dtype])
 def test_a_pickle_that_calls_anything_is_refused_and_not_run(tmp_path, capsys, function):
-    for name in ("data_batch_1", "test_batch", "batches.meta"):
+    for name in (*BATCHES, "test_batch", "batches.meta"):
         (tmp_path / name).write_bytes(pickle.dumps({b"data": Calls(function)}))
     name = f"{function.__module__}.{function.__name__}"
     with pytest.raises(ValueError, match=rf"data_batch_1 is not an original CIFAR file: it calls {name}"):
@@ -374,7 +394,7 @@ def test_a_pickle_that_calls_anything_is_refused_and_not_run(tmp_path, capsys, f
 
 @pytest.mark.parametrize(("content", "reason"), [({"x": 1}, "it has no b'data'"), ([1], "list indices"), ("a", "str")])
 def test_a_pickle_of_something_else_is_named(tmp_path, content, reason):
-    for name in ("data_batch_1", "test_batch", "batches.meta"):
+    for name in (*BATCHES, "test_batch", "batches.meta"):
         (tmp_path / name).write_bytes(pickle.dumps(content))
     with pytest.raises(ValueError, match=rf"data_batch_1 is not an original CIFAR file: .*{reason}.*: fetch it again"):
         load(tmp_path)
@@ -514,3 +534,11 @@ def test_real_photos_are_read(real_data):
     assert np.bincount(photos.train.labels).tolist() == [78, 75, 72]
     assert np.bincount(photos.test.labels).tolist() == [25, 19, 31]
     assert read(photos.test.take(np.arange(2)), 3, 64).shape == (2, 3, 64, 64)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    write_folder(tmp_path / "x", {"a": 2, "b": 2})
+    write_folder(tmp_path / "more", {"c": 3})
+    for name, there in {"more": "more", "again": "more", "loop": "x/a"}.items():
+        (tmp_path / "x" / "a" / name).symlink_to(tmp_path / there)
+    assert load(tmp_path / "x").train.labels.tolist() == [0] * 5 + [1] * 2

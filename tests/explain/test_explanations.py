@@ -54,13 +54,14 @@ def test_probabilities_are_at_the_bundles_temperature(files):
     assert mine.curves.deletion[0, 0].item() == pytest.approx(mine.target_probability, abs=1e-5)
 
 
-def test_evidence_gives_each_pixel_its_patchs_value(files, monkeypatch):
+@pytest.mark.parametrize("method", ["integrated_gradients", "gradient_rollout"])
+def test_evidence_gives_each_pixel_its_patchs_value(files, monkeypatch, method):
     bundle = tiny_bundle()
     pixels = torch.from_numpy(np.stack([e.pixels for e in explain(bundle, files, device="cpu")]))
     target = torch.tensor([0, 1, 2, 0, 1, 2])
-    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), target=target)
+    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, target)
     monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
-    found = evidence(bundle, pixels, target)
+    found = evidence(bundle, pixels, target, method)
     assert found.shape == (6, 8, 8)
     torch.testing.assert_close(found, maps.repeat_interleave(4, 1).repeat_interleave(4, 2), atol=1e-5, rtol=0)
 
@@ -152,13 +153,13 @@ def test_images_of_one_name_get_numbers(tmp_path):
 
 def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
     (tmp_path / "a.png").write_text("a picture")
-    with pytest.raises(ValueError, match=r"a\.png is there and is no explanation: name another folder with --out"):
+    with pytest.raises(ValueError, match=r"holds another a\.png, which stays as it is: name another folder with --out"):
         stems(["photos/a.jpg"], tmp_path)
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a\.png is there and is no explanation"):
+    with pytest.raises(ValueError, match=r"holds another a\.json"):
         stems(["photos/a.jpg"], tmp_path)
     (tmp_path / "b.json").write_text('{"boxes": []}')
-    with pytest.raises(ValueError, match=r"b\.json is there and is no explanation: name another folder with --out"):
+    with pytest.raises(ValueError, match=r"holds another b\.json, which stays as it is"):
         stems(["photos/b.jpg"], tmp_path)
 
 

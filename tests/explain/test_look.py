@@ -128,8 +128,10 @@ def test_token_norms_are_told_apart_by_kind(images):
     assert set(token_norms(small(pool="mean"), open_pass(small(pool="mean"), images))) == {"patches"}
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean", "attention", "cls_mean"])
-@pytest.mark.parametrize("positions", ["learned", "rope", "sincos2d"])
+@pytest.mark.parametrize(
+    ("pool", "positions"),
+    [("cls", "learned"), ("cls", "rope"), ("mean", "sincos2d"), ("attention", "rope"), ("cls_mean", "learned")],
+)
 def test_every_view_is_written(tmp_path, pool, positions):
     bundle = tiny_bundle(pool=pool, positions=positions, registers=2, depth=2)
     figures = look(bundle, tiny_set(), out=tmp_path / "new", count=5, device="cpu")
@@ -149,6 +151,16 @@ def test_a_model_without_known_data_shows_what_needs_no_images(tmp_path, caplog)
         figures = look(tiny_bundle(), out=tmp_path, device="cpu")
     assert {path.name for path in tmp_path.iterdir()} == ALWAYS and "images" not in figures
     assert "does not say what it was trained on" in caplog.text
+
+
+def test_pictures_of_another_model_go_and_foreign_ones_stay(tmp_path):
+    look(tiny_bundle(), tiny_set(), out=tmp_path / "look", count=2, device="cpu")
+    look(tiny_bundle(seed=1), out=tmp_path / "look", device="cpu")
+    assert {path.name for path in (tmp_path / "look").iterdir()} == ALWAYS
+    (tmp_path / "positions.png").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds another positions\.png, which stays as it is: name another folder"):
+        look(tiny_bundle(), out=tmp_path, device="cpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["look", "positions.png"]
 
 
 def test_data_that_is_not_there_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from vitreous.explain import (
     random_maps,
     rollout,
 )
+from vitreous.explain.attention import open_pass
 from vitreous.explain.methods import grad_cam, gradient_rollout
 from vitreous.model import ViT, ViTConfig
 
@@ -225,3 +226,14 @@ def test_the_default_beats_a_random_order_in_both_curves(trained):
     blind = faithfulness(trained, images, random_maps(trained, 40))
     assert mine.deletion_area.mean() < blind.deletion_area.mean() - 0.1
     assert mine.insertion_area.mean() > blind.insertion_area.mean() + 0.1
+
+
+def test_the_layer_chooses_the_tokens_of_grad_cam(images):
+    model = small()
+    for layer in (1, 2, 3):
+        seen = open_pass(model, images)
+        tokens = seen.tokens[layer - 1]
+        (gradient,) = torch.autograd.grad(seen.logits.amax(dim=1).sum(), tokens)
+        relevance = grad_cam(tokens.detach(), gradient, prefix=1)[:, 1:]
+        expected = relevance / relevance.sum(dim=1, keepdim=True).clamp(min=1e-12)
+        torch.testing.assert_close(explanation_maps(model, images, "grad_cam", layer=layer), expected.view(4, 2, 3))

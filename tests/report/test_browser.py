@@ -11,7 +11,7 @@ from tiny import stripes, tiny_recipe
 
 from vitreous.data.images import ImageSet
 from vitreous.report.compare import compare_page, read_run
-from vitreous.train import job as job_module
+from vitreous.train import outcome
 from vitreous.train.run import fit
 
 WIDTHS = (1280, 360)
@@ -29,7 +29,7 @@ def pages(tmp_path_factory):
     root, files = tmp_path_factory.mktemp("pages"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        patch.setattr(job_module, "_draw", lambda *_: None)
+        patch.setattr(outcome, "draw", lambda *_: None)
         for classes, channels in ((3, 1), (36, 3)):
             pixels, labels = stripes(4 * classes, channels=channels)
             labels = np.arange(4 * classes) % classes

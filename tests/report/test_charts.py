@@ -53,7 +53,10 @@ def test_few_equal_tiny_and_huge_values_are_drawn(values):
 
 
 def test_nothing_to_draw_is_nothing():
-    assert line_chart("x", [Line("a", "s0", [1], [float("nan")])], x_label="epoch") == ""
+    empty = Line("a", "s0", [1], [float("nan")])
+    assert line_chart("x", [empty], x_label="epoch") == ""
+    both = line_chart("x", [empty, Line("b", "s1", [1, 2], [3, 4])], x_label="epoch")
+    assert "b from 3 to 4" in both and "s0" not in both
 
 
 @pytest.mark.parametrize(
@@ -63,21 +66,18 @@ def test_nothing_to_draw_is_nothing():
         (0.93, 0.97, [0.93, 0.94, 0.95, 0.96, 0.97]),
         (1, 300, [0, 100, 200, 300]),
         (0.02, 2.4, [0, 0.5, 1, 1.5, 2, 2.5]),
-        (7, 7, [0, 2, 4, 6, 8, 10, 12]),
+        (7, 7, [2, 4, 6, 8, 10, 12]),
     ],
 )
 def test_axes_are_labelled_at_round_numbers(low, high, expected):
-    found = ticks(low, high, 5)
+    found = ticks(low, high)
     assert found[0] <= low and found[-1] >= high and 3 <= len(found) <= 8
-    if len(expected) == len(found):
-        np.testing.assert_allclose(found, expected, atol=1e-12)
-    else:
-        assert set(np.round(np.diff(found), 9)) == {round(float(found[1] - found[0]), 9)}
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_epochs_are_labelled_by_whole_numbers():
-    assert ticks(1, 2, 5, whole=True).tolist() == [1, 2]
-    assert all(float(t).is_integer() for t in ticks(1, 7, 5, whole=True))
+    assert ticks(1, 2, whole=True).tolist() == [1, 2]
+    assert all(float(t).is_integer() for t in ticks(1, 7, whole=True))
 
 
 def test_a_reliability_diagram_shows_accuracy_and_its_distance_from_confidence():

@@ -1,17 +1,15 @@
 """Runs beside each other: the figures of each, and only what differs in their recipes."""
 
-import contextlib
 import io
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from tiny import tiny_recipe, tiny_set
 
-from vitreous.cli import main
+from vitreous.card import write_shared
 from vitreous.report.compare import compare_page, differences, figures, judged_apart, read_run, render
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -90,9 +88,10 @@ def test_a_cross_validation_is_refused_with_the_way_out(tmp_path):
         read_run(tmp_path)
 
 
-def test_a_shipped_name_is_a_run(runs, monkeypatch):
-    monkeypatch.setattr(bundle_module, "SHIPPED", runs)
-    assert read_run("a").results == results_of(runs / "a")
+def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path)
+    write_shared(runs / "a", tmp_path / "mine", results_of(runs / "a"))
+    assert read_run("mine").results == results_of(runs / "a")
 
 
 def test_the_page_shows_both_runs(runs, tmp_path):
@@ -104,7 +103,7 @@ def test_the_page_shows_both_runs(runs, tmp_path):
     assert "augment.shift" in text and "optim.learning_rate" not in text and "2 runs on stripes." in text
 
 
-def test_runs_on_other_images_are_told_apart(runs, tmp_path, monkeypatch, capsys):
+def test_runs_on_other_images_are_told_apart(vitreous, runs, tmp_path):
     run = read_run(runs / "a")
     quiet = {"console": Console(file=io.StringIO()), "pictures": False}
     other = fit(tiny_recipe(epochs=1), tiny_set(test=15), out=tmp_path / "other", **quiet).folder
@@ -115,10 +114,7 @@ def test_runs_on_other_images_are_told_apart(runs, tmp_path, monkeypatch, capsys
     compare_page(tmp_path / "c.html", [run, read_run(other)])  # such as folds, of one name
     differ = "They were not judged on the same test images, so that their figures do not compare."
     assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""
-    monkeypatch.setattr(sys, "argv", ["vitreous", "compare", str(runs / "a"), str(other)])
-    with contextlib.suppress(SystemExit):
-        main()
-    assert capsys.readouterr().out.endswith(f"{differ}\n")
+    assert vitreous("compare", runs / "a", other)[1].endswith(f"{differ}\n")
 
 
 def test_names_in_brackets_stand_in_the_tables(runs):
@@ -136,21 +132,14 @@ def test_the_tables_fit_a_terminal(runs):
     assert "test top-1" in text.getvalue() and max(map(len, text.getvalue().splitlines())) <= 80
 
 
-def test_the_command_prints_both_tables_and_writes_the_page(runs, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_both_tables_and_writes_the_page(vitreous, runs, tmp_path, monkeypatch):
     monkeypatch.chdir(runs)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def vitreous(*arguments):
-        monkeypatch.setattr(sys, "argv", ["vitreous", "compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return stop.value.code or 0, *capsys.readouterr()
-
-    code, out, err = vitreous("a", "b/", "--out", tmp_path / "new" / "c.html")
+    code, out, err = vitreous("compare", "a", "b/", "--out", tmp_path / "new" / "c.html")
     assert (code, err) == (0, "") and "augment.shift" in out and "test top-1" in out
     assert f"comparison: {tmp_path / 'new' / 'c.html'}" in out and (tmp_path / "new" / "c.html").exists()
-    assert vitreous("a", "nowhere")[::2] == (
+    assert vitreous("compare", "a", "nowhere")[::2] == (
         2, "vitreous: nowhere is no finished run, it has no results.json: train it to the end, or leave it out\n",
     )  # fmt: skip
-    code, _, err = vitreous("a", "--out", tmp_path)
+    code, _, err = vitreous("compare", "a", "--out", tmp_path)
     assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")

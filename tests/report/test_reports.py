@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 
+from vitreous.card import UNTESTED
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
-from vitreous.explain import evidence, explanation_maps
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import answer_sections
 from vitreous.report.pictures import cheap_method
-from vitreous.train import job as job_module
+from vitreous.train import outcome
 from vitreous.train.run import fit
 
 EMPTY = {"img", "meta", "link", "br"}
@@ -84,7 +84,7 @@ def written(tmp_path, data, recipe=None):
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    monkeypatch.setattr(job_module, "_draw", lambda *_: None)
+    monkeypatch.setattr(outcome, "draw", lambda *_: None)
 
 
 def test_the_page_is_whole_and_loads_nothing(trained):
@@ -156,17 +156,6 @@ def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
     assert asked == [int(judged.logits[row].argmax()) for row in order_of(judged)]
 
 
-def test_evidence_is_the_explanation_of_each_image_spread_over_its_patches(trained):
-    bundle, pixels = trained.bundle, torch.from_numpy(tiny_set().test.images.array[:3])
-    classes = torch.tensor([0, 2, 1])
-    maps = evidence(bundle, pixels, classes, "gradient_rollout")
-    images = bundle.preprocess.normalise(pixels)
-    expected = explanation_maps(bundle.model, images, "gradient_rollout", classes)  # (3, 2, 2)
-    assert maps.shape == (3, 8, 8)
-    torch.testing.assert_close(maps[:, ::4, ::4], expected)
-    assert (maps[:, :4, :4] == maps[:, :1, :1]).all()
-
-
 def test_a_large_model_is_explained_in_one_pass():
     assert cheap_method(ViTConfig(size="mini/4", image_size=32)) == "integrated_gradients"
     assert cheap_method(ViTConfig(size="B/16")) == "gradient_rollout"
@@ -196,7 +185,7 @@ def test_without_validation_the_page_says_so(tmp_path):
 def test_without_test_images_validation_is_shown(tmp_path):
     data = replace(tiny_set(), test=None)
     page, run = written(tmp_path, data)
-    assert f"{run.results['val']['top1']:.2%} top-1 on 12 validation images" in page.text
+    assert f"{run.results['val']['top1']:.2%} top-1 on 12 validation images" in page.text and UNTESTED in page.text
 
 
 def test_without_either_there_is_a_page_all_the_same(tmp_path):
@@ -236,7 +225,7 @@ def test_a_perfect_model_has_no_mistakes_to_show(tmp_path):
 
 
 def test_what_was_logged_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_module, "_draw", lambda *_: job_module.log.warning("the <ink> is low"))
+    monkeypatch.setattr(outcome, "draw", lambda *_: outcome.log.warning("the <ink> is low"))
     page, _ = written(tmp_path, tiny_set())
     assert "Warnings" in page.text and "the <ink> is low" in page.text
 

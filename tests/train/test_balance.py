@@ -1,7 +1,5 @@
 """Classes of unequal size: none is left behind, by weights in the loss or by what a pass shows."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -10,18 +8,12 @@ from rich.console import Console
 from tiny import equal, tiny_recipe, weights_of
 
 from vitreous.data.images import ImageSet
-from vitreous.train import job as job_module
 from vitreous.train import loop
 from vitreous.train.order import balanced_order, class_weights, epoch_rows
 from vitreous.train.run import fit
 
+QUIET = {"device": "cpu", "pictures": False, "console": Console(quiet=True)}
 LABELS = torch.tensor([0] * 40 + [1] * 8 + [2] * 3)
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 def unbalanced_set():
@@ -111,7 +103,7 @@ def test_both_ways_leave_no_class_behind(tmp_path):
     answers = {}
     for balance in ("none", "weights", "sampling"):
         recipe = recipe_of(balance, epochs=5)
-        run = fit(recipe, unbalanced_set(), out=tmp_path / balance, device="cpu", console=Console(file=io.StringIO()))
+        run = fit(recipe, unbalanced_set(), out=tmp_path / balance, **QUIET)
         images = run.bundle.preprocess.normalise(torch.full((1, 1, 8, 8), 100, dtype=torch.uint8))
         answers[balance] = run.bundle.model(images).softmax(dim=1)[0].tolist()
     assert answers["none"] == pytest.approx([0.85, 0.1, 0.05], abs=0.07)
@@ -122,8 +114,5 @@ def test_both_ways_leave_no_class_behind(tmp_path):
 @pytest.mark.parametrize("balance", ["weights", "sampling"])
 def test_the_same_seed_gives_the_same_run(tmp_path, balance):
     recipe = recipe_of(balance, epochs=1, augment={"rotation": 10})
-    runs = [
-        fit(recipe, unbalanced_set(), out=tmp_path / name, device="cpu", console=Console(file=io.StringIO()))
-        for name in ("a", "b")
-    ]
+    runs = [fit(recipe, unbalanced_set(), out=tmp_path / name, **QUIET) for name in ("a", "b")]
     assert equal(weights_of(runs[0].folder), weights_of(runs[1].folder))

@@ -10,7 +10,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.recipe import read_recipe
 from vitreous.train import choose
-from vitreous.train.choose import choose_recipe, fit_to_data, recipe_for
+from vitreous.train.choose import choose_recipe, fit_to_data, recipe_for, with_data
 
 
 def images(count, side=32):
@@ -168,3 +168,12 @@ def test_patience_is_refused_where_the_data_has_no_validation_images():
     with pytest.raises(ValueError, match="patience needs a validation split, and there is none: leave patience out"):
         fit_to_data(recipe, tiny_set())
     assert fit_to_data(recipe, tiny_set().with_validation(0.25)).patience == 2
+
+
+def test_a_relative_source_becomes_absolute_so_that_it_holds_anywhere(photos, monkeypatch):
+    monkeypatch.chdir(photos.parent)
+    recipe = tiny_recipe(data={"source": "photos"})
+    for data in (None, load("photos")):
+        assert with_data(recipe, data)[0].data.source == str(photos)
+    assert with_data(recipe, tiny_set())[0].data.source is None
+    assert with_data(tiny_recipe(data={"source": "digits"}), None)[0].data.source == "digits"

@@ -10,22 +10,17 @@ import statistics
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny import stripes, tiny_recipe, tiny_set, untimed, write_images
+from tiny import equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.train import job as job_module
+from vitreous.train import outcome
 from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds
+from vitreous.train.job import Job
 from vitreous.train.run import fit
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 def folds_recipe(folds=3, **changes):
@@ -34,16 +29,13 @@ def folds_recipe(folds=3, **changes):
 
 
 def quiet(**more):
-    return {"console": Console(file=io.StringIO()), "device": "cpu"} | more
+    return {"console": Console(file=io.StringIO()), "device": "cpu", "pictures": False} | more
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished cross-validation of three folds over 48 images."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_draw", "_report"):
-            patch.setattr(job_module, name, lambda *_: None)
-        return fit_folds(folds_recipe(), tiny_set(), out=tmp_path_factory.mktemp("folds") / "cv", **quiet())
+    return fit_folds(folds_recipe(), tiny_set(), out=tmp_path_factory.mktemp("folds") / "cv", **quiet())
 
 
 def rows_of(image_set, split):
@@ -133,12 +125,12 @@ def test_a_fold_is_judged_again_on_the_part_held_out(tmp_path):
 def test_the_sets_own_test_images_are_not_opened(tmp_path, monkeypatch):
     read, data = [], tiny_set()
     pixels = data.test.images.pixels
-    monkeypatch.setattr(job_module, "judge", lambda bundle, split, **_: read.append(split) or real(bundle, split, **_))
+    monkeypatch.setattr(outcome, "judge", lambda bundle, split, **_: read.append(split) or real(bundle, split, **_))
     fit_folds(folds_recipe(2), data, out=tmp_path / "cv", **quiet())
     assert read and not any(np.shares_memory(split.images.pixels, pixels) for split in read)
 
 
-real = job_module.judge
+real = outcome.judge
 
 
 def test_another_seed_repeats_it_with_other_parts_unless_they_are_given(tmp_path):
@@ -159,8 +151,8 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
 
     text = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        whole = job_module.Job.train
-        patch.setattr(job_module.Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
+        whole = Job.train
+        patch.setattr(Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
     assert stopped.results is None and f"vitreous train --resume --out {out}" in text.getvalue()
     assert sorted(path.name for path in out.iterdir()) == ["fold-1", "fold-2", "recipe.yaml"]
@@ -227,3 +219,32 @@ def test_folds_of_a_set_whose_broken_files_are_left_out_go_on(tmp_path):
     fit_folds(folds_recipe(folds=2), photos, out=tmp_path / "cv", **quiet())
     (tmp_path / "cv" / "results.json").unlink()
     assert fit_folds(folds_recipe(folds=2), photos, out=tmp_path / "cv", resume=True, **quiet()).results["n"] == 2
+
+
+def test_folds_start_from_trained_weights_and_go_on(tmp_path):
+    tiny_bundle(seed=1, classes=("x", "y"), depth=2).save(tmp_path / "source" / "model")
+    fields = {"epochs": 1, "precision": "float32", "start": {"weights": str(tmp_path / "source")}}
+    fields |= {"data": {"val_fraction": 0.25, "folds": 2}, "optim": {"batch_size": 8, "learning_rate": 1e-60}}
+    out = tmp_path / "cv"
+    fit_folds(make_recipe(fields, "test"), tiny_set(), out=out, **quiet())
+    for fold in (1, 2):
+        own = out / f"fold-{fold}"
+        assert json.loads((own / "results.json").read_text())["start"]["new_head"]
+        for name in ("positions", "patches.proj.weight", "blocks.1.mlp.fc1.weight"):
+            assert equal(weights_of(own)[name], weights_of(tmp_path / "source")[name])
+    (out / "results.json").unlink()
+    again = read_recipe(str(out / "recipe.yaml"))
+    assert fit_folds(again, tiny_set(), out=out, resume=True, **quiet()).results["n"] == 2
+
+
+def test_a_dry_run_of_one_to_go_on_with_changes_nothing(finished, tmp_path):
+    out, text = tmp_path / "cv", io.StringIO()
+    shutil.copytree(finished.folder, out)
+    (out / "results.json").unlink()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    options = {"out": out, "dry_run": True} | quiet(console=Console(file=text))
+    assert fit_folds(folds_recipe(), tiny_set(), resume=True, **options).results is None
+    assert "the first of 3 folds" in text.getvalue()
+    with pytest.raises(ValueError, match="already holds a run"):
+        fit_folds(folds_recipe(), tiny_set(), **options)
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

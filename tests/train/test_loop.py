@@ -180,7 +180,9 @@ def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
     runs = {}
     for choice in (False, True):
         recipe = tiny_recipe(epochs=1, compile=choice, model={"drop_path": 0.3, "dropout": 0.1}, optim={"ema": 0.9})
-        runs[choice] = fit(recipe, tiny_set(channels=3), out=tmp_path / str(choice), console=Console(quiet=True))
+        runs[choice] = fit(
+            recipe, tiny_set(channels=3), out=tmp_path / str(choice), pictures=False, console=Console(quiet=True)
+        )
     assert equal(weights_of(runs[True].folder), weights_of(runs[False].folder))
     checkpoints = [torch.load(run.folder / "checkpoints" / "last.pt", weights_only=True) for run in runs.values()]
     for part in ("model", "average", "optimizers"):
@@ -233,6 +235,6 @@ def test_a_compiled_model_learns_what_the_model_learns(tmp_path):
     losses = []
     for choice in (False, True):
         recipe = tiny_recipe(compile=choice)
-        run = fit(recipe, tiny_set(channels=3), out=tmp_path / str(choice), console=Console(quiet=True))
+        run = fit(recipe, tiny_set(channels=3), out=tmp_path / str(choice), pictures=False, console=Console(quiet=True))
         losses.append([float(row["train_loss"]) for row in metrics_rows(run.folder)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from rich.console import Console
-from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, weights_of
+from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, tiny_vit, weights_of
 
 from vitreous.data.images import ImageSet
-from vitreous.model import ViT, ViTConfig
+from vitreous.model import ViT
 from vitreous.recipe import Recipe
 from vitreous.train import folder
-from vitreous.train import job as job_module
 from vitreous.train.engine import Engine, shared_device
 from vitreous.train.run import fit
 
@@ -52,10 +51,6 @@ def recipe_with(**changes: Any) -> Recipe:
     return tiny_recipe(**sections)
 
 
-def tiny_vit() -> ViT:
-    return ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
-
-
 class Outcome(NamedTuple):
     """What a process has at the end of its run."""
 
@@ -74,11 +69,10 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet,
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    job_module._draw = job_module._report = lambda *_: None
     os.chdir(options.pop("folder", "."))
     sys.stdout = text = io.StringIO()
     model = options.get("model")
-    run = fit(recipe, data, device="cpu", **options)
+    run = fit(recipe, data, device="cpu", pictures=False, **options)
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values()) if model else b""
     return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state().numpy().tobytes(), weights)
 
@@ -94,13 +88,11 @@ def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> lis
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def alone():
     """`fit` in this process, with nothing printed or drawn."""
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
 
     def run(recipe, data, out):
-        return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
+        return fit(recipe, data, out=out, device="cpu", pictures=False, console=Console(file=io.StringIO()))
 
     return run
 

@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import io
+import itertools
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from tiny import (
     stripes,
     tiny_recipe,
     tiny_set,
+    tiny_vit,
     untimed,
     weights_of,
     write_images,
@@ -34,15 +37,16 @@ from tiny import (
 
 from vitreous import plots, report
 from vitreous.card import origin
-from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
+from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
-from vitreous.model import ViT, ViTConfig
+from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
-from vitreous.train import loop
+from vitreous.train import loop, outcome
 from vitreous.train.folder import alone, claimed
 from vitreous.train.order import epoch_order
 from vitreous.train.run import fit
@@ -62,25 +66,18 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
-    """Drawing takes longer than these runs: only tests that ask for `pictures` get some."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(job_module, "_draw", lambda *_: None)
-        monkeypatch.setattr(job_module, "_report", lambda *_: None)
-
-
 @pytest.fixture
 def pictures():
     return plots
 
 
 @pytest.fixture
-def trained(tmp_path):
-    """`fit` into tmp_path/<name>, with nothing printed."""
+def trained(request, tmp_path):
+    """`fit` into tmp_path/<name>, with nothing printed, and drawn only in tests that ask for `pictures`."""
+    drawn = {"pictures": "pictures" in request.fixturenames}  # it takes longer than these runs
 
     def run(recipe, data, name="run", **options):
-        return fit(recipe, data, out=tmp_path / name, console=Console(file=io.StringIO()), **options)
+        return fit(recipe, data, out=tmp_path / name, console=Console(file=io.StringIO()), **drawn | options)
 
     return run
 
@@ -91,7 +88,14 @@ def finished(tmp_path_factory):
     data = tiny_set()
     out = tmp_path_factory.mktemp("finished") / "run"
     recipe = tiny_recipe(epochs=4, seed=3, optim={"ema": 0.9, "learning_rate": 0.02})
-    return fit(recipe, data, out=out, console=Console(file=io.StringIO())), data
+    return fit(recipe, data, out=out, pictures=False, console=Console(quiet=True)), data
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A whole run of EVERYTHING, to compare others with."""
+    out = tmp_path_factory.mktemp("everything") / "run"
+    return fit(tiny_recipe(**EVERYTHING), tiny_set(), out=out, pictures=False, console=Console(quiet=True))
 
 
 def misleading_set():
@@ -143,11 +147,13 @@ def test_the_loss_falls_on_a_learnable_pattern(trained):
     losses = [float(row["train_loss"]) for row in metrics_rows(run.folder)]
     assert losses[0] == pytest.approx(math.log(3), abs=0.15)  # the head starts at zero
     assert losses[-1] < 0.2 * losses[0]
+    assert float(metrics_rows(run.folder)[-1]["train_top1"]) > 0.6  # a wrong answer costs ln 2 at least
     assert run.results["val"]["top1"] == run.results["test"]["top1"] == 1.0
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "onecycle", "constant"])
+@pytest.mark.parametrize(
+    ("schedule", "name"), [("cosine", "adamw"), ("linear", "muon"), ("onecycle", "adamw"), ("constant", "muon")]
+)
 def test_one_epoch_is_enough_for_every_schedule(trained, schedule, name):
     recipe = tiny_recipe(epochs=1, optim={"schedule": schedule, "name": name, "batch_size": 128})
     run = trained(recipe, tiny_set())
@@ -233,28 +239,28 @@ def test_the_average_counts_the_steps_of_the_whole_run(trained, monkeypatch):
     assert counted == list(range(2 * STEPS))
 
 
-def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, monkeypatch):
-    drawn, seen = {}, []
-    monkeypatch.setattr(job_module, "_draw", lambda plot, *args: drawn.setdefault(plot, args))
+def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, pictures, monkeypatch):
+    drawn, seen = [], []
+    monkeypatch.setattr(pictures, "image_grid", lambda *args: drawn.append(args))
     recipe = tiny_recipe(epochs=1, augment={"rotation": 20, "mixup": 0.8, "mix_probability": 1.0})
     original = loop.augment_batch
     monkeypatch.setattr(loop, "augment_batch", lambda *args: seen.append(original(*args)) or seen[-1])
-    trained(recipe, tiny_set())
-    images, names, _ = drawn["image_grid"]
+    trained(recipe, tiny_set(), on_step=interrupt_after(1))
+    ((images, names, _),) = drawn
     mixed, targets = seen[0]
     np.testing.assert_allclose(images, mixed.numpy(), rtol=0, atol=1e-6)
     assert names == [CLASSES[i] for i in targets.argmax(1)]
 
 
 def test_a_dry_run_leaves_a_given_model_as_it_is(trained):
-    model = ViT(tiny_recipe().resolve(image_size=(8, 8), channels=1, num_classes=3).model)
+    model = tiny_vit()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained(tiny_recipe(optim={"freeze": 1}), tiny_set(), model=model, dry_run=True)
     assert equal(before, dict(model.state_dict())) and all(weight.requires_grad for weight in model.parameters())
 
 
 def test_a_run_from_a_given_model_says_so(trained):
-    model = ViT(tiny_recipe().resolve(image_size=(8, 8), channels=1, num_classes=3).model)
+    model = tiny_vit()
     run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
     assert run.results["start"] == {"weights": None}
     assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
@@ -339,7 +345,7 @@ def test_the_whole_gradient_is_clipped_once_a_step(trained, monkeypatch):
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
 def test_every_step_is_taken_in_training_mode(trained, ema):
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2)).eval()
+    vit = tiny_vit().eval()
     modes = []
     trained(
         tiny_recipe(optim={"ema": ema}),
@@ -357,7 +363,7 @@ def test_larger_training_images_change_neither_what_the_model_reads_nor_the_sear
     said, runs = io.StringIO(), []
     for name, times in (("larger", 4), ("plain", 1)):
         recipe = tiny_recipe(**fields, data={"oversize": times})
-        runs.append(fit(recipe, data, out=tmp_path / name, console=Console(file=said, width=200)))
+        runs.append(fit(recipe, data, out=tmp_path / name, pictures=False, console=Console(file=said, width=200)))
     assert said.getvalue().count("6 validation images") == 2
     larger, plain = (run.bundle.preprocess for run in runs)
     assert larger == plain and larger.image_size == (8, 8)
@@ -377,6 +383,7 @@ def test_crops_come_from_the_whole_image_and_answers_from_its_centre(tmp_path, m
         tiny_recipe(**fields, epochs=1, data={"val_fraction": 0, "oversize": 8, "crop_fraction": 0.5}),
         data,
         out=tmp_path / "run",
+        pictures=False,
         console=Console(file=io.StringIO()),
     )
     assert any(torch.equal(seen[0][0], image) for image in torch.tensor(framed).float().div(255))
@@ -397,12 +404,11 @@ def test_gray_and_colour_and_many_classes(trained):
 # --- it learns the same way each time ---
 
 
-def test_the_same_seed_gives_bit_identical_weights_and_another_does_not(trained):
-    recipe = tiny_recipe(**EVERYTHING)
-    first, second = trained(recipe, tiny_set(), "a"), trained(recipe, tiny_set(), "b")
-    assert same_files(first.folder, second.folder) is None
-    other = trained(tiny_recipe(**EVERYTHING, seed=1), tiny_set(), "c")
-    assert not equal(weights_of(first.folder), weights_of(other.folder))
+def test_the_same_seed_gives_bit_identical_weights_and_another_does_not(trained, everything):
+    again = trained(tiny_recipe(**EVERYTHING), tiny_set(), "again")
+    assert same_files(everything.folder, again.folder) is None
+    other = trained(tiny_recipe(**EVERYTHING, seed=1), tiny_set(), "other")
+    assert not equal(weights_of(everything.folder), weights_of(other.folder))
 
 
 def test_the_random_state_before_a_run_does_not_matter(trained):
@@ -549,14 +555,11 @@ def test_what_is_kept_the_checkpoint_knows(trained, tmp_path):
     assert (tmp_path / "run" / "model").exists() and checkpoint_of(tmp_path / "run")["state"]["best_epoch"] == 1
 
 
-def test_time_that_is_not_needed_changes_nothing(trained, monkeypatch):
+def test_time_that_is_not_needed_changes_nothing(trained, everything, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
-    whole, limited = (
-        trained(tiny_recipe(**EVERYTHING, time_limit=limit), tiny_set(), name, on_step=clock.tick)
-        for name, limit in (("whole", None), ("limited", "1h"))
-    )
-    assert equal(weights_of(whole.folder), weights_of(limited.folder))
+    limited = trained(tiny_recipe(**EVERYTHING, time_limit="1h"), tiny_set(), on_step=clock.tick)
+    assert equal(weights_of(everything.folder), weights_of(limited.folder))
 
 
 def test_an_interruption_gives_no_extra_time(trained, monkeypatch):
@@ -581,17 +584,16 @@ def test_an_interruption_gives_no_extra_time(trained, monkeypatch):
 @pytest.mark.parametrize(
     "stops", [(1,), (6,), (8,), (12,), (2, 4, 5, 11)], ids=["first step", "middle", "between", "last step", "often"]
 )
-def test_resume_is_bit_identical(trained, stops):
+def test_resume_is_bit_identical(trained, everything, stops):
     recipe, data = tiny_recipe(**EVERYTHING), tiny_set()
-    whole = trained(recipe, data, "whole")
     run = trained(recipe, data, "parts", on_step=interrupt_after(*stops))
     for _ in stops:
         if run.results is None:
             assert not (run.folder / "results.json").exists()
             torch.manual_seed(123)  # as any process that starts anew
             run = trained(recipe, data, "parts", resume=True, on_step=interrupt_after(*stops))
-    assert untimed(run.results) == untimed(whole.results)
-    assert same_files(whole.folder, run.folder) is None
+    assert untimed(run.results) == untimed(everything.results)
+    assert same_files(everything.folder, run.folder) is None
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["resident", "streamed"])
@@ -616,7 +618,8 @@ def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypa
 def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     out, text = tmp_path / "my run", io.StringIO()
-    run = fit(tiny_recipe(), tiny_set(), out=out, console=Console(file=text), on_step=interrupt_after(6))
+    options = {"pictures": False, "console": Console(file=text), "on_step": interrupt_after(6)}
+    run = fit(tiny_recipe(), tiny_set(), out=out, **options)
     assert run.results is None
     assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out '{out}'" in (
         text.getvalue()
@@ -651,9 +654,8 @@ def test_a_second_ctrl_c_stops_at_once(trained, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_run_without_a_checkpoint_starts_again(trained):
+def test_a_run_without_a_checkpoint_starts_again(trained, everything, tmp_path):
     recipe, data = tiny_recipe(**EVERYTHING), tiny_set()
-    whole = trained(recipe, data, "whole")
 
     def crash(state, _):
         if state.step == 2:
@@ -661,11 +663,11 @@ def test_a_run_without_a_checkpoint_starts_again(trained):
 
     with pytest.raises(MemoryError):
         trained(recipe, data, "parts", on_step=crash)
-    parts = whole.folder.parent / "parts"
+    parts = tmp_path / "parts"
     assert (parts / "recipe.yaml").exists() and not (parts / "checkpoints").exists()
     steps = []
     run = trained(recipe, data, "parts", resume=True, on_step=lambda state, _: steps.append(state.step))
-    assert len(steps) == 3 * STEPS and same_files(whole.folder, run.folder) is None
+    assert len(steps) == 3 * STEPS and same_files(everything.folder, run.folder) is None
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["all epochs", "stopped early"])
@@ -677,12 +679,10 @@ def test_a_run_that_could_not_be_judged_is_not_trained_again(trained, monkeypatc
     def fail(*_, **__):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(job_module, "judge", fail)
-    with pytest.raises(OSError, match="the disk is gone"):
-        trained(recipe, tiny_set(), "parts")
-    monkeypatch.undo()
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(outcome, "judge", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            trained(recipe, tiny_set(), "parts")
     run = trained(recipe, tiny_set(), "parts", resume=True, on_step=lambda *_: steps.append(1))
     assert not steps and untimed(run.results) == untimed(whole.results)
 
@@ -725,12 +725,11 @@ def test_resume_refuses_another_recipe_by_its_first_difference(trained, changes,
     assert (run.folder / "recipe.yaml").read_bytes() == before
 
 
-def test_what_changes_no_weight_may_change_on_the_way(trained):
-    whole = trained(tiny_recipe(**EVERYTHING), tiny_set(), "whole")
+def test_what_changes_no_weight_may_change_on_the_way(trained, everything):
     trained(tiny_recipe(**EVERYTHING), tiny_set(), "parts", on_step=interrupt_after(6))
     data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": 0, "skip_broken": True}
     run = trained(tiny_recipe(**EVERYTHING, data=data), tiny_set(), "parts", resume=True)
-    assert equal(weights_of(whole.folder), weights_of(run.folder))
+    assert equal(weights_of(everything.folder), weights_of(run.folder))
 
 
 def test_a_run_from_before_a_key_was_known_goes_on(trained):
@@ -830,8 +829,8 @@ def test_a_start_that_failed_is_in_nobodys_way(trained, tmp_path):
 
 def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe, quiet = tiny_recipe(epochs=1), Console(file=io.StringIO())
-    folders = [fit(recipe, tiny_set(), console=quiet).folder.as_posix() for _ in range(3)]
+    options = {"pictures": False, "console": Console(quiet=True)}
+    folders = [fit(tiny_recipe(epochs=1), tiny_set(), **options).folder.as_posix() for _ in range(3)]
     assert folders == ["runs/stripes", "runs/stripes-2", "runs/stripes-3"]
 
 
@@ -851,7 +850,7 @@ def test_runs_that_begin_at_once_have_folders_of_their_own(tmp_path, monkeypatch
 
 def test_a_dry_run_and_a_failed_start_leave_the_name_free(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data, quiet = load(write_images(tmp_path / "photos", 12)), {"console": Console(file=io.StringIO())}
+    data, quiet = load(write_images(tmp_path / "photos", 12)), {"pictures": False, "console": Console(quiet=True)}
     for _ in range(2):
         assert fit(tiny_recipe(), data, dry_run=True, **quiet).folder.as_posix() == "runs/photos-dry-run"
     (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
@@ -982,12 +981,6 @@ def test_the_best_epoch_is_kept_with_its_averaged_weights(trained):
     assert not equal(weights_of(run.folder), checkpoint["model"])
 
 
-def test_without_an_average_the_weights_themselves_are_kept(trained):
-    run = trained(tiny_recipe(data={"val_fraction": 0}), tiny_set())
-    checkpoint = checkpoint_of(run.folder)
-    assert checkpoint["average"] == {} and equal(weights_of(run.folder), checkpoint["model"])
-
-
 def test_equal_results_keep_the_first_epoch(trained):
     run = trained(tiny_recipe(epochs=3, optim=FROZEN), tiny_set())
     assert run.results["best_epoch"] == 1 and run.results["epochs"] == 3
@@ -1003,6 +996,15 @@ def test_early_stopping_stops_and_keeps_the_best_epoch(trained):
     assert ranks.index(max(ranks)) + 1 == best and run.results["epochs"] == len(ranks) == best + 3 < 50
 
 
+def test_what_a_run_began_with_stays_its_environment(trained):
+    run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    file = run.folder / "environment.json"
+    began = json.loads(file.read_text()) | {"device": "a GPU"}
+    file.write_text(json.dumps(began))
+    trained(tiny_recipe(), tiny_set(), resume=True)
+    assert json.loads(file.read_text()) == began
+
+
 def test_early_stopping_counts_across_a_resume(trained):
     recipe = tiny_recipe(epochs=50, patience=3, optim=FROZEN)
     trained(recipe, tiny_set(), on_step=interrupt_after(2 * STEPS + 1))
@@ -1015,7 +1017,7 @@ def test_without_validation_images_the_last_step_is_kept(trained, ema):
     assert run.results["val"] is None and run.results["best_epoch"] == run.results["epochs"] == 3
     checkpoint = checkpoint_of(run.folder)
     last = {name.removeprefix("module."): value for name, value in checkpoint["average"].items() if "n_av" not in name}
-    assert equal(weights_of(run.folder), last if ema else checkpoint["model"])
+    assert bool(last) == bool(ema) and equal(weights_of(run.folder), last or checkpoint["model"])
     assert "val_loss" not in metrics_rows(run.folder)[0]
 
 
@@ -1045,7 +1047,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_
 
 @pytest.mark.parametrize("step", [2, STEPS], ids=["in the pass", "by its last update"])
 def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, step):
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+    vit = tiny_vit()
     kept = {}
 
     def poison(state, _):
@@ -1062,7 +1064,7 @@ def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, step):
 
 def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=16, depth=1, heads=2))
+    vit = tiny_vit()
 
     def poison(state, _):
         if state.step == 2:
@@ -1176,9 +1178,8 @@ def test_the_recipe_in_the_folder_is_resolved_and_gives_the_same_run(finished, t
     run, data = finished
     fields = yaml.safe_load((run.folder / "recipe.yaml").read_text())
     assert fields["model"]["image_size"] == [8, 8] and fields["model"]["num_classes"] == 3
-    again = fit(
-        read_recipe(str(run.folder / "recipe.yaml")), data, out=tmp_path / "again", console=Console(file=io.StringIO())
-    )
+    recipe, options = read_recipe(str(run.folder / "recipe.yaml")), {"pictures": False, "console": Console(quiet=True)}
+    again = fit(recipe, data, out=tmp_path / "again", **options)
     assert equal(weights_of(run.folder), weights_of(again.folder))
 
 
@@ -1232,9 +1233,20 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
     assert same_files(again.folder, other.folder) is None
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"), [(None, "about 8 s for 2 epochs of 4 steps"), (6, "about 6 s for 1.5 epochs of 4 steps")]
+)
+def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, limit, told):
+    ticks, text = itertools.count(), io.StringIO()  # a second a step
+    monkeypatch.setattr(job_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
+    fit(tiny_recipe(time_limit=limit), tiny_set(), out=tmp_path / "run", **options)
+    assert told in text.getvalue()
+
+
 def test_a_users_model_is_trained_from_its_present_weights(trained):
     torch.manual_seed(77)
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=3, dim=32, depth=2, heads=2))
+    vit = tiny_vit(dim=32, depth=2)
     torch.nn.init.normal_(vit.head.weight)
     before = {name: value.clone() for name, value in vit.state_dict().items()}
     run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-9, "weight_decay": 0}), tiny_set(), model=vit)
@@ -1247,13 +1259,13 @@ def test_a_users_model_is_trained_from_its_present_weights(trained):
 
 
 def test_a_users_model_of_another_size_gets_fitted_images(trained):
-    vit = ViT(ViTConfig(image_size=12, patch_size=4, channels=3, num_classes=3, dim=16, depth=1, heads=2))
+    vit = tiny_vit(image_size=12, channels=3)
     run = trained(tiny_recipe(epochs=1), tiny_set(), model=vit)
     assert run.bundle.preprocess.shape == (3, 12, 12)
 
 
 def test_a_users_model_of_other_classes_is_refused(trained):
-    vit = ViT(ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=5, dim=16, depth=1, heads=2))
+    vit = tiny_vit(num_classes=5)
     with pytest.raises(ValueError, match="num_classes is 5 but the data has 3 classes"):
         trained(tiny_recipe(), tiny_set(), model=vit)
 
@@ -1261,12 +1273,10 @@ def test_a_users_model_of_other_classes_is_refused(trained):
 def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):
     write_images(tmp_path / "photos", 12)
     (tmp_path / "photos" / "bee" / "bad.png").write_text("no picture")
-    run = trained(
-        tiny_recipe(epochs=1, data={"skip_broken": True}), load(tmp_path / "photos", skip_broken=True), dry_run=True
-    )
     text = io.StringIO()
     recipe = tiny_recipe(epochs=1, data={"skip_broken": True})
-    run = fit(recipe, load(tmp_path / "photos"), out=tmp_path / "run", console=Console(file=text))
+    options = {"pictures": False, "console": Console(file=text)}
+    run = fit(recipe, load(tmp_path / "photos"), out=tmp_path / "run", **options)
     assert "warning: left out 1 of " in text.getvalue() and "bee/bad.png: no picture" in text.getvalue()
     counts = json.loads((run.folder / "data.json").read_text())["counts"]
     assert counts["train"] + counts["val"] == 36
@@ -1290,7 +1300,7 @@ def test_tracked_figures_are_written(trained):
 def test_the_terminal_shows_every_epoch(tmp_path):
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200)
-    fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", console=console)
+    fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", pictures=False, console=console)
     assert "stripes: 36 training images, 12 for validation, 3 classes" in text.getvalue()
     assert "epoch 1/2" in text.getvalue() and "epoch 2/2" in text.getvalue() and "RAM" in text.getvalue()
     assert load_file(tmp_path / "run" / "model" / "model.safetensors")

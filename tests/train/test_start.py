@@ -18,7 +18,6 @@ from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import choose
-from vitreous.train import job as job_module
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
 from vitreous.train.start import check_start, load_start
@@ -26,12 +25,6 @@ from vitreous.weights import Bundle
 
 OTHERS = ("x", "y", "z", "w")
 STILL = {"learning_rate": 1e-60, "batch_size": 8}  # no weight moves
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    for name in ("_draw", "_report"):
-        monkeypatch.setattr(job_module, name, lambda *_: None)
 
 
 @pytest.fixture
@@ -52,9 +45,9 @@ def started(tmp_path, source):
         start = {"weights": str(weights), "probe": probe, "probe_first": first}
         recipe = make_recipe(fields | {"start": start} | changes, "test")
         run.said = io.StringIO()
-        console = Console(file=run.said, width=200)
+        options = {"console": Console(file=run.said, width=200), "pictures": False}
         data = tiny_set() if data is None else data
-        return fit(recipe, data, out=tmp_path / name, on_step=on_step, resume=resume, console=console)
+        return fit(recipe, data, out=tmp_path / name, on_step=on_step, resume=resume, **options)
 
     return run
 
@@ -161,7 +154,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(started, source, tmp_path):
     whole = started("whole", **options)
     assert started("cut", on_step=stop, **options).results is None
     recipe = read_recipe(str(tmp_path / "cut" / "recipe.yaml"))  # as --resume reads it
-    fit(recipe, tiny_set(), out=tmp_path / "cut", resume=True, console=Console(file=io.StringIO()))
+    fit(recipe, tiny_set(), out=tmp_path / "cut", resume=True, pictures=False, console=Console(file=io.StringIO()))
     assert equal(weights_of(tmp_path / "cut"), weights_of(whole.folder))
 
 
@@ -209,7 +202,8 @@ def test_a_probe_replaces_a_head_of_its_own_classes(started, tmp_path):
 def test_a_dry_probe_trains_nothing(source, tmp_path):
     said = io.StringIO()
     recipe = read_recipe("probe", start_settings(str(source), None, None))
-    assert fit(recipe, tiny_set(), out=tmp_path / "dry", dry_run=True, console=Console(file=said)).results is None
+    options = {"dry_run": True, "pictures": False, "console": Console(file=said)}
+    assert fit(recipe, tiny_set(), out=tmp_path / "dry", **options).results is None
     assert "s for 1 epochs of 1 steps" in said.getvalue() and not (tmp_path / "dry" / "recipe.yaml").exists()
 
 

@@ -220,7 +220,7 @@ def test_a_run_that_has_no_model_yet_is_named(tmp_path):
 
 
 def test_a_bundle_moved_elsewhere_answers_alike(tmp_path):
-    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run")
+    run = fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", pictures=False)
     images = sorted(write_images(tmp_path / "photos", 2).rglob("*.png"))
     before = list(predict(run.folder, images, precision="float32"))
     (run.folder / "model").rename(tmp_path / "elsewhere")

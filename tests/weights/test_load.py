@@ -17,7 +17,7 @@ from tiny import CLASSES, tiny_bundle
 from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.weights import bundle as bundle_module
-from vitreous.weights import from_timm, from_vitreous, load_weights
+from vitreous.weights import from_timm, from_torchvision, from_vitreous, load_weights
 from vitreous.weights.maps import merge_qkv, split_qkv
 
 DATA = os.environ.get("VITREOUS_DATA")
@@ -500,3 +500,12 @@ def test_deit_tiny_knows_a_pizza():
     assert len(answers) == 25 and sum(a.classes[0] == "963" for a in answers) >= 21  # pizza's place among ImageNet's
     assert sum("963" in a.classes for a in answers) >= 23
     assert isinstance(bundle.model, ViT)
+
+
+@pytest.mark.parametrize(
+    ("layout", "arch"),
+    [(from_timm, "deit_tiny_patch16_224"), (from_torchvision, "vit_b_16")],
+    ids=["timm", "torchvision"],
+)
+def test_an_architecture_whose_file_has_no_head_has_one_class(layout, arch):
+    assert layout.from_architecture(arch, 0).model.num_classes == 1

@@ -25,10 +25,11 @@ def evaluate(
     from rich.console import Console
 
     from vitreous.evaluation import judge_run
-    from vitreous.files import check_folder, write_json
+    from vitreous.files import check_folder, check_free, write_json
 
     if out is not None:
         check_folder(out)
+        check_free((out / "results.json", out / "report.html"), out / "results.json", '"ece_unscaled"')
     judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if split is None and judged.name != "test":

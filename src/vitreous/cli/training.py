@@ -65,6 +65,7 @@ def train(
 
     from rich.console import Console
 
+    from vitreous.card import UNTESTED
     from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
     from vitreous.train.folder import claim
@@ -91,6 +92,8 @@ def train(
     elif run.results:
         if run.results["val"] or run.results["test"]:
             console.print(results_table(run.results))
+            if not run.results["test"]:
+                say(console, UNTESTED)
         else:
             say(console, "there are neither validation nor test images: nothing was judged")
         figures = (

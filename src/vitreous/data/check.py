@@ -4,8 +4,9 @@ import hashlib
 
 import numpy as np
 
-from vitreous.data.images import ArrayImages, Images, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
+from vitreous.data.stores import ArrayImages, Images
 
 RARE = 10  # images: a class with fewer is worth a note
 UNBALANCED = 3  # times as many images in the largest class as in the smallest

@@ -8,29 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vitreous.data.stores import (
-    ArrayImages,
-    BrokenImage,
-    DatasetImages,
-    FileImages,
-    Images,
-    as_pixels,
-)
+from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
-
-__all__ = [
-    "ArrayImages",
-    "BrokenImage",
-    "DatasetImages",
-    "FileImages",
-    "ImageSet",
-    "Images",
-    "Split",
-    "as_pixels",
-    "match_labels",
-]
 
 
 @dataclass(frozen=True)

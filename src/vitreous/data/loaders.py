@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.data.images import ArrayImages, BrokenImage, Images, Split
-from vitreous.preprocess import Preprocess
+from vitreous.data.images import Split
+from vitreous.data.stores import ArrayImages, BrokenImage, Images
+from vitreous.preprocess import Preprocess, channel_statistics
 
 log = logging.getLogger("vitreous")
 
@@ -38,9 +39,8 @@ def cache_folder() -> Path:
 
 
 class Batch(NamedTuple):
-    """rows: (B,) of the split, on the host. images: uint8 (B, C, H, W). labels: int64 (B,)."""
+    """images: uint8 (B, C, H, W). labels: int64 (B,)."""
 
-    rows: Tensor
     images: Tensor
     labels: Tensor
 
@@ -93,40 +93,38 @@ class Batches:
     def epoch(self, order: Tensor) -> Iterator[Batch]:
         """Batches of the rows in `order`, the last one as large as what is left."""
         order = order.cpu()
-        if len(order) and not 0 <= order.min() <= order.max() < len(self):
+        if not len(order):
+            return iter(())
+        if not 0 <= order.min() <= order.max() < len(self):
             raise ValueError(f"rows {order.min()}..{order.max()} are not within 0..{len(self) - 1}")
         return self._resident_epoch(order) if self.resident else self._streamed_epoch(order)
 
     def _resident_epoch(self, order: Tensor) -> Iterator[Batch]:
-        on_device = order.to(self.device)
-        for start in range(0, len(order), self.batch_size):
-            rows = on_device[start : start + self.batch_size]
-            images, labels = self._pixels.index_select(0, rows), self._labels.index_select(0, rows)
-            yield Batch(order[start : start + self.batch_size], images, labels)
+        for rows in order.to(self.device).split(self.batch_size):
+            yield Batch(self._pixels.index_select(0, rows), self._labels.index_select(0, rows))
 
     def _streamed_epoch(self, order: Tensor) -> Iterator[Batch]:
-        starts = range(0, len(order), self.batch_size)
         loader = DataLoader(
             _Reader(self.images, self.preprocess),
             batch_size=None,  # the reader is given the rows of a whole batch
-            sampler=[order[start : start + self.batch_size].numpy() for start in starts],
+            sampler=[rows.numpy() for rows in order.split(self.batch_size)],
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_leave_group,
             generator=torch.Generator(),  # the global one stays as it is, whichever way images come
         )
-        labels = iter(self.labels[order].to(self.device).split(self.batch_size))
-        for rows, images in zip(order.split(self.batch_size), loader, strict=False):
+        labels = self.labels[order].to(self.device).split(self.batch_size)
+        for images, own in zip(loader, labels, strict=True):
             if isinstance(images, BrokenImage):
                 raise images
-            yield Batch(rows, images.to(self.device, non_blocking=True), next(labels))
+            yield Batch(images.to(self.device, non_blocking=True), own)
 
     def measured(self) -> Preprocess:
         """The preprocessing with mean and std of these images, or of an even sample of very many."""
         count = min(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
         rows = np.linspace(0, len(self) - 1, count).astype(int)
-        settings = self.preprocess.model_dump(exclude={"mean", "std"})
-        return Preprocess.measured((self.images.read(part, self.preprocess) for part in self._parts(rows)), **settings)
+        mean, std = channel_statistics(self.images.read(part, self.preprocess) for part in self._parts(rows))
+        return self.preprocess.model_copy(update={"mean": mean, "std": std})
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
         """The rows in parts that are read at a time, so that no second copy of a set is held."""

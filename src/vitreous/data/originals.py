@@ -47,12 +47,12 @@ def _read_idx(file: Path) -> np.ndarray:
 
 def _cifar_binary(folder: Path):
     """Rows of one label byte (CIFAR-100: two, coarse and fine) and 3,072 pixels: red, green, blue planes."""
-    if (folder / "test_batch.bin").exists():
-        train, test, head = sorted(folder.glob("data_batch_*.bin")), folder / "test_batch.bin", 1
-        names = folder / "batches.meta.txt"
+    if (folder / "test_batch.bin").exists() or (folder / "data_batch_1.bin").exists():
+        *train, test = _all_of(folder, *(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
+        names, head = folder / "batches.meta.txt", 1
     elif (folder / "train.bin").exists():
-        train, test, head = [folder / "train.bin"], folder / "test.bin", 2
-        names = folder / "fine_label_names.txt"
+        *train, test = _all_of(folder, "train.bin", "test.bin")
+        names, head = folder / "fine_label_names.txt", 2
     else:
         return None
 
@@ -68,12 +68,12 @@ def _cifar_binary(folder: Path):
 
 def _cifar_python(folder: Path):
     """Pickled dictionaries: data, uint8 (N, 3072), and labels (CIFAR-100: fine_labels)."""
-    if (folder / "test_batch").exists():
-        train, test = sorted(folder.glob("data_batch_*")), folder / "test_batch"
-        meta, labels, names = folder / "batches.meta", b"labels", b"label_names"
+    if (folder / "test_batch").is_file() or (folder / "data_batch_1").is_file():
+        *train, test, meta = _all_of(folder, *(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta")
+        labels, names = b"labels", b"label_names"
     elif (folder / "meta").exists() and (folder / "train").is_file():
-        train, test = [folder / "train"], folder / "test"
-        meta, labels, names = folder / "meta", b"fine_labels", b"fine_label_names"
+        *train, test, meta = _all_of(folder, "train", "test", "meta")
+        labels, names = b"fine_labels", b"fine_label_names"
     else:
         return None
 
@@ -83,6 +83,12 @@ def _cifar_python(folder: Path):
         return pixels.reshape(-1, 3, 32, 32), numbers
 
     return rows(*train), rows(test), [name.decode() for name in _unpickle(meta, names)[0]]
+
+
+def _all_of(folder: Path, *names: str) -> list[Path]:
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing)} of the original files: add what is missing")
+    return [folder / name for name in names]
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -174,9 +174,11 @@ def files_below(folder: Path) -> list[str]:
     """All images in a folder and below it, sorted; hidden ones left out, linked folders read once."""
     files, seen = [], set()
     for root, folders, names in os.walk(folder, followlinks=True):
-        seen.add(os.path.realpath(root))
-        visible = sorted(name for name in folders if not name.startswith((".", "__")))
-        folders[:] = [name for name in visible if os.path.realpath(f"{root}{os.sep}{name}") not in seen]
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        if (real := os.path.realpath(root)) in seen:  # by another link, or in a loop
+            folders.clear()
+            continue
+        seen.add(real)
         names = sorted(name for name in names if not name.startswith("."))
         files += [f"{root}{os.sep}{name}" for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
     return files

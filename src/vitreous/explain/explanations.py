@@ -27,7 +27,7 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import write_json
+from vitreous.files import check_free, write_json
 from vitreous.model import ViTConfig
 from vitreous.prediction import read_images
 from vitreous.weights import Bundle
@@ -229,9 +229,6 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
             stem = f"{plain}-{number}"
         given.add(stem)
         figures = folder / f"{stem}.json"
-        ours = figures.is_file() and '"target_probability"' in figures.read_text(errors="replace")
-        for file in (folder / f"{stem}.png", figures):
-            if file.exists() and not ours:
-                raise ValueError(f"{file} is there and is no explanation: name another folder with --out")
+        check_free((folder / f"{stem}.png", figures), figures, '"target_probability"')
         result.append(folder / stem)
     return result

@@ -19,7 +19,7 @@ from vitreous.device import pick_device
 from vitreous.evaluation import own_data
 from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import batch_size
-from vitreous.files import write_json
+from vitreous.files import check_free, write_json
 from vitreous.model import ViT
 from vitreous.weights import Bundle
 
@@ -27,6 +27,7 @@ log = logging.getLogger("vitreous")
 
 IMAGES = 128
 COMPONENTS = 28  # as many as the paper shows
+VIEWS = ("filters", "positions", "attention_distance", "class_token_similarity", "token_norms")
 
 
 def look(
@@ -40,22 +41,28 @@ def look(
     """Draw a model into the folder `out`, one PNG a view, and return all figures, which are in `look.json` too.
 
     data: images for the views that need some (default: the run's own); `count` of them are taken evenly from the test
-    images, or else from those for validation or training. Where the data is not known, these views are left out.
+    images, or else from those for validation or training. Where the data is not known, these views are left out. What
+    was drawn there of another model goes; raises ValueError where other files of these names lie.
     """
     from vitreous import plots
 
     if count < 1:
         raise ValueError(f"count is {count}: it must be at least 1")
     where, out = pick_device(device), Path(out)
+    pictures, record = {view: out / f"{view}.png" for view in VIEWS}, out / "look.json"
+    check_free([*pictures.values(), record], record, '"filter_variance"')
     bundle = Bundle.of(run)
     model = bundle.model.to(where).eval()
     components, shares = filter_components(patch_filters(model))
     positions = position_similarity(model).cpu().numpy()
     images = _images(bundle, run, data, count)
-    plots.filters(components, shares, "what the patch embedding sees: principal components", out / "filters.png")
-    title = f"positions ({model.config.positions}): which places are alike"
-    plots.position_similarity(positions, title, out / "positions.png")
     figures = {"filter_variance": shares.round(6).tolist(), "positions": positions.round(4).tolist()}
+    write_json(record, figures)  # first, so that the pictures are known as ours
+    for picture in pictures.values():
+        picture.unlink(missing_ok=True)
+    plots.filters(components, shares, "what the patch embedding sees: principal components", pictures["filters"])
+    title = f"positions ({model.config.positions}): which places are alike"
+    plots.position_similarity(positions, title, pictures["positions"])
     if images is not None:
         seen = []
         for part in torch.from_numpy(images).split(batch_size(model.config)):
@@ -67,10 +74,10 @@ def look(
         distance = torch.cat(distances).mean(dim=0).cpu().numpy()
         similarity = torch.cat(similarities).mean(dim=0).cpu().numpy()
         spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
-        plots.attention_distance(distance, uniform_distance(model), out / "attention_distance.png")
+        plots.attention_distance(distance, uniform_distance(model), pictures["attention_distance"])
         what = "the class token" if model.config.pool == "cls" else "what the head reads"
-        plots.layer_similarity(similarity, f"{what}, depth by depth", out / "class_token_similarity.png")
-        plots.token_norms(spread, out / "token_norms.png")
+        plots.layer_similarity(similarity, f"{what}, depth by depth", pictures["class_token_similarity"])
+        plots.token_norms(spread, pictures["token_norms"])
         figures |= {
             "images": len(images),
             "attention_distance": distance.round(4).tolist(),
@@ -78,7 +85,7 @@ def look(
             "class_token_similarity": similarity.round(6).tolist(),
             "token_norms": {kind: values.round(4).tolist() for kind, values in spread.items()},
         }
-    write_json(out / "look.json", figures)
+    write_json(record, figures)
     return figures
 
 
@@ -114,13 +121,13 @@ def _stem_reach(model: ViT) -> tuple[int, int]:
     return tuple(reach)
 
 
-def filter_components(filters: Tensor, count: int = COMPONENTS) -> tuple[np.ndarray, np.ndarray]:
+def filter_components(filters: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Principal components of filters (D, C, P, Q), largest first: (n, C, P, Q), and their shares of the variance."""
     flat = filters.flatten(1).double()
     _, lengths, directions = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     shares = lengths**2 / (lengths**2).sum().clamp(min=1e-30)
-    components = directions[:count].view(-1, *filters.shape[1:])
-    return components.cpu().numpy(), shares[:count].cpu().numpy()
+    components = directions[:COMPONENTS].view(-1, *filters.shape[1:])
+    return components.cpu().numpy(), shares[:COMPONENTS].cpu().numpy()
 
 
 def position_similarity(model: ViT) -> Tensor:
@@ -176,14 +183,9 @@ def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
     Patches much longer than the others hold no local information; registers take their place (Darcet et al. 2024).
     """
     lengths = torch.stack([x.norm(dim=-1) for x in seen.tokens], dim=-1)  # (B, N, L + 1)
-    registers = model.config.registers
-    start = model.config.prefix - registers
-    parts = {"patches": lengths[:, start + registers :]}
-    if start:
-        parts["class token"] = lengths[:, :start]
-    if registers:
-        parts["registers"] = lengths[:, start : start + registers]
-    return {kind: part.flatten(0, 1) for kind, part in parts.items()}
+    first, prefix = int(model.config.class_token), model.config.prefix
+    parts = {"patches": lengths[:, prefix:], "class token": lengths[:, :first], "registers": lengths[:, first:prefix]}
+    return {kind: part.flatten(0, 1) for kind, part in parts.items() if part.shape[1]}
 
 
 def _spread(lengths: Tensor) -> np.ndarray:

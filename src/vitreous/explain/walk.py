@@ -66,7 +66,7 @@ def walk(
     lens = (logits / bundle.temperature).softmax(dim=1).cpu().numpy()
     row = seen.pool.mean(dim=1)  # (1, N)
     shown = pixels / 255
-    top = np.argsort(-lens[-1])[: min(5, len(bundle.class_names))]
+    top = np.argsort(-lens[-1])[:5]
 
     name = Path(image_name(image)).name
     body = [

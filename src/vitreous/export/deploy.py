@@ -10,7 +10,7 @@ from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
 from vitreous.export.graphs import NEEDED, Deployed, check_installed, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
-from vitreous.files import check_folder, write_json
+from vitreous.files import check_folder, check_free, write_json
 from vitreous.weights import Bundle, find_bundle
 
 RECEIPT = "parity.json"
@@ -65,17 +65,8 @@ def export_run(
         receipt |= {"threads": torch.get_num_threads()}
         receipt |= {"packages": {name: installed(name) for name in ("vitreous", "torch", *NEEDED.get(form, ()))}}
         write_json(part / RECEIPT, receipt)
-        _check_free(folder, part, form)
+        check_free([folder / file.name for file in part.iterdir()], folder / RECEIPT, f'"format": "{form}"')
         folder.mkdir(exist_ok=True)
         for file in part.iterdir():
             file.replace(folder / file.name)
     return folder, receipt
-
-
-def _check_free(folder: Path, part: Path, form: str) -> None:
-    """Raises ValueError where a file of the new export would replace one of something else than such an export."""
-    receipt = folder / RECEIPT
-    if receipt.is_file() and f'"format": "{form}"' in receipt.read_text(errors="replace"):
-        return
-    if taken := sorted(file.name for file in part.iterdir() if (folder / file.name).exists()):
-        raise ValueError(f"{folder} holds another {taken[0]}, which stays as it is: name another folder with --out")

@@ -35,7 +35,7 @@ class ConvPatches(nn.Module):
 class ConvStem(nn.Module):
     """3 x 3 convolutions, each followed by batch norm and GELU; the last ones have stride 2.
 
-    Its tokens overlap and know edges and translation from the start, which a linear map has to learn from data.
+    Its tokens overlap, and the same small filters pass over every place, which a linear map has to learn from data.
     Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
     """
 

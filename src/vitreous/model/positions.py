@@ -19,10 +19,9 @@ def sincos_2d(grid: tuple[int, int], dim: int) -> Tensor:
 
     Source: Chen et al. 2021 (MoCo v3), section 5.
     """
-    rows, columns = sincos_1d(grid[0], dim // 2), sincos_1d(grid[1], dim // 2)
-    return torch.cat([rows[:, None].expand(-1, grid[1], -1), columns[None].expand(grid[0], -1, -1)], dim=-1).flatten(
-        0, 1
-    )
+    rows = sincos_1d(grid[0], dim // 2).repeat_interleave(grid[1], dim=0)
+    columns = sincos_1d(grid[1], dim // 2).repeat(grid[0], 1)
+    return torch.cat([rows, columns], dim=1)
 
 
 def rotary_table(

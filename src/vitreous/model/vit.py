@@ -275,7 +275,7 @@ class ViT(nn.Module):
         return self
 
     def _make_positions(self) -> None:
-        """`positions`, added to the tokens that have one, the last of N, (1, <= N, D) or None; or rotary tables."""
+        """`positions`, a row for each token that has one, in their order, (1, <= N, D) or None; or rotary tables."""
         config = self.config
         if config.positions == "rope":
             self.positions = None

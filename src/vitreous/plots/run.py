@@ -54,8 +54,9 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
     save(figure, path)
 
 
-def image_grid(images: np.ndarray, titles: Sequence[str], path: Path, columns: int = 8) -> None:
+def image_grid(images: np.ndarray, titles: Sequence[str], path: Path) -> None:
     """images (B, C, H, W) in 0..1, with a title above each."""
+    columns = 8
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
     for axes in figure.subplots(rows, columns, squeeze=False).flat:

@@ -209,7 +209,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> 
     maps = evidence(bundle, torch.from_numpy(pixels).to(where), answered.to(where), method).cpu().numpy()
     items = []
     for i, row in enumerate(rows.tolist()):
-        answer, truth = int(shares[row].argmax()), int(answers.labels[row])
+        answer, truth = int(answered[i]), int(answers.labels[row])
         right = answer == truth
         file = answers.images.describe(row)
         text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"

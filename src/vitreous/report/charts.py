@@ -30,11 +30,11 @@ def line_chart(
     title: str, lines: Sequence[Line], *, x_label: str, percent: bool = False, kept: float | None = None
 ) -> str:
     """Curves over a common axis; kept: where a vertical line marks what was kept."""
-    lines = [_finite(line) for line in lines]
-    x, y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
-    if not len(x):
+    lines = [line for line in map(_finite, lines) if len(line.x)]
+    if not lines:
         return ""
-    x_ticks, y_ticks = ticks(x.min(), x.max(), 5, whole=x_label == "epoch"), ticks(y.min(), y.max(), 5)
+    x, y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
+    x_ticks, y_ticks = ticks(x.min(), x.max(), whole=x_label == "epoch"), ticks(y.min(), y.max())
     (left, right), (low, high) = (x.min(), x.max()), (y_ticks[0], y_ticks[-1])
     if left == right:
         left, right = left - 1, right + 1
@@ -47,7 +47,7 @@ def line_chart(
     for line in lines:
         points = list(zip(across(line.x), down(line.y), strict=True))
         path = "L".join(f"{a:.2f} {b:.2f}" for a, b in points)
-        parts += [f'<path class="line {line.style}" d="M{path}"/>'] if points else []
+        parts.append(f'<path class="line {line.style}" d="M{path}"/>')
         if len(points) < 3:
             parts += [f'<path class="dot {line.style.partition(" ")[0]}" d="M{a:.2f} {b:.2f}h0"/>' for a, b in points]
     parts.append(_strips(lines, across, x_label, percent))
@@ -77,12 +77,8 @@ def reliability_chart(title: str, bins: Reliability) -> str:
     for i, (count, sure, right) in enumerate(zip(*bins, strict=True)):
         if not count:
             continue
-        left, low, high, kind = (
-            i * width,
-            100 * min(sure, right),
-            100 * max(sure, right),
-            "over" if sure > right else "under",
-        )
+        left, kind = i * width, "over" if sure > right else "under"
+        low, high = sorted((100 * sure, 100 * right))
         hint = f"<title>{count:,} answers, {sure:.1%} sure on average: {right:.1%} right</title>"
         box = f'x="{left + 0.4:.2f}" width="{width - 0.8:.2f}"'
         parts.append(f'<g>{hint}<rect class="hits" {box} y="{100 - low:.2f}" height="{low:.2f}"/>')
@@ -138,7 +134,7 @@ def heat_map(counts: np.ndarray, title: str) -> str:
 
 def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     """One dot with its interval a row: (name, value, low, high), shares of 1, over a common axis."""
-    scale = ticks(min(row[2] for row in rows), max(row[3] for row in rows), 5)
+    scale = ticks(min(row[2] for row in rows), max(row[3] for row in rows))
     low, high = scale[0], scale[-1]
     along = partial(_along, low=low, high=high)
     parts = "".join(f'<path class="gridline" d="M{at:.2f} 0V100"/>' for at in along(scale))
@@ -160,11 +156,11 @@ def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]]) 
 <li aria-hidden="true"><span></span><div class="plot row axis">{spans}</div></li></ul></figure>"""
 
 
-def ticks(low: float, high: float, count: int, whole: bool = False) -> np.ndarray:
-    """Round numbers, about `count` of them, from at or below `low` to at or above `high`."""
+def ticks(low: float, high: float, whole: bool = False) -> np.ndarray:
+    """Round numbers, about five of them, from at or below `low` to at or above `high`."""
     if low == high:
         low, high = low - abs(low) / 2 - (low == 0), high + abs(high) / 2 + (low == 0)
-    rough = (high - low) / count
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     if whole:

@@ -60,7 +60,7 @@ def scroll(table: str, label: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
 
 
-def gallery(shots: Iterable[str], kind: str = "") -> str:
+def gallery(shots: Iterable[str], kind: str) -> str:
     """Images in a grid. kind: `small`, or `pairs` where each has a map beside it."""
     return f'<ul class="gallery {kind}">{"".join(shots)}</ul>'
 

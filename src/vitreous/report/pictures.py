@@ -14,7 +14,7 @@ from vitreous.page import png
 LARGEST = 160  # pixels a side of a picture in the page
 SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
 HEAT = np.array([255, 176, 0])
-LARGE = 20e9  # multiplications of tokens with weights in a pass over an image, past which a report makes but one
+LARGE = 20e9  # products of tokens and weights in all passes of the default method, past which a report makes but one
 
 
 def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:

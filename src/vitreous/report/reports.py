@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import chosen, hardware, origin, read, read_history
+from vitreous.card import UNTESTED, chosen, hardware, origin, read, read_history
 from vitreous.evaluation import Judged
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -39,7 +39,7 @@ def train_report(
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
         f"{origin(recipe, results)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
-    untouched = " The test images chose nothing." if "test" in judged else ""
+    untouched = " The test images chose nothing." if "test" in judged else f" {UNTESTED}" if judged else ""
     tiles = {
         "parameters": f"{results['params']:,}",
         "epoch kept": f"{results['best_epoch']} of {results['epochs']}",

@@ -27,6 +27,8 @@ def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         states = list(content.pop("random"))
+    except (OSError, MemoryError):  # not the file's fault
+        raise
     except Exception as error:  # torch.load raises a different type for each way in which a file can be broken
         raise ValueError(f"{path} is damaged ({type(error).__name__}): remove it to start the run again") from error
     if rank >= len(states):

@@ -111,8 +111,10 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """
     if data is None:
         data = data_of(recipe)
-    elif recipe.data.source != data.source:  # not what the model will have seen
-        recipe = recipe.with_options("data", source=None)
+    elif data.source not in (recipe.data.source, str(Path(recipe.data.source or "").expanduser().resolve())):
+        recipe = recipe.with_options("data", source=None)  # not what the model will have seen
+    if recipe.data.source is not None:
+        recipe = recipe.with_options("data", source=data.source)  # a path is absolute then, and holds anywhere
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
         recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     skip_broken = recipe.data.skip_broken or data.skip_broken

@@ -31,6 +31,7 @@ def fit_folds(
     device: str = "auto",
     resume: bool = False,
     dry_run: bool = False,
+    pictures: bool = True,
     console: Console | None = None,
 ) -> Run:
     """Train `recipe.data.folds` times, each time tested on one stratified part of the training images.
@@ -53,7 +54,7 @@ def fit_folds(
     if dry_run:
         say(console, f"the first of {folds} folds:")
         first = recipe.with_options("data", fold=1)
-        return fit(first, data, out=out, device=device, resume=resume, dry_run=True, console=console)
+        return fit(first, data, out=out, device=device, resume=resume, dry_run=True, pictures=pictures, console=console)
 
     with run_folder(Engine(device), out, data.name, resume) as folder:
         if resume:
@@ -71,7 +72,7 @@ def fit_folds(
                 continue
             say(console, f"fold {fold} of {folds}:")
             begun = (own / "recipe.yaml").exists()
-            run = fit(part, data, out=own, device=device, resume=begun, console=console)
+            run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console)
             if run.results is None:
                 where = shlex.quote(str(folder))
                 say(console, f"go on with this and the other folds with: vitreous train --resume --out {where}")

@@ -1,13 +1,10 @@
-"""A run under way: made from a recipe and its data, trained, saved, gone back to, judged."""
+"""A run under way: made from a recipe and its data, trained, saved, gone back to."""
 
 import json
-import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +12,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitreous.augment import plan
-from vitreous.data.check import check, differs, digest_of, leaks, summary
-from vitreous.data.images import ImageSet, Split
+from vitreous.data.check import check, differs, summary
+from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
-from vitreous.device import peak_memory, pick_precision
-from vitreous.evaluation import Judged, judge
-from vitreous.files import write_json
-from vitreous.metrics import classification_metrics, confusion, fit_temperature
+from vitreous.device import pick_precision
 from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
+from vitreous.train import outcome
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
@@ -37,8 +32,6 @@ from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.weights import Bundle
-
-log = logging.getLogger("vitreous")
 
 
 class Job:
@@ -133,11 +126,11 @@ class Job:
             self._draw_first_batch()
 
     def _draw_first_batch(self) -> None:
-        images, targets = self._first_batch(32)
+        images, targets = self.first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
-        _draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
+        outcome.draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
 
-    def _first_batch(self, count: int) -> tuple[Tensor, Tensor]:
+    def first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
         order, draws = epoch_rows(self.train_batches.labels, self.recipe, 0)
         first = slice(0, self.recipe.optim.batch_size, self.engine.processes)  # images are mixed within a batch
@@ -156,11 +149,12 @@ class Job:
             times.append(time.monotonic())
         else:
             whole = self.recipe.with_options("augment", shrink=1.0)  # the first images may be small
-            hooks = Hooks(
-                on_step=lambda *_: times.append(time.monotonic()),
-                stop_requested=lambda: len(times) > min(8, self.steps),
-            )
-            self._loop(hooks, whole)
+
+            def done(_: State, loss: Tensor) -> None:
+                loss.item()  # waits for a GPU, as the loop does not
+                times.append(time.monotonic())
+
+            self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
         step = float(np.median(np.diff(times)))
         say(self.console, self.recipe.dump())
         say(self.console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
@@ -292,85 +286,3 @@ class Job:
         """Make these weights the run's model."""
         if self.engine.main:
             Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")
-
-    def finish(self) -> dict[str, Any]:
-        """Judge the kept model on validation and test, the test images being read here for the first time.
-
-        For the main process alone, which has written the model.
-        """
-        state, judged = self.state, {}
-        bundle = Bundle.load(self.folder / "model")
-        if self.data.val is not None:
-            val = self._judge(bundle, self.data.val)
-            bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
-            figures = classification_metrics(val.logits, val.labels, bundle.temperature)
-            judged["val"] = val._replace(bundle=bundle, figures=figures)
-            bundle.save_config(self.folder / "model")
-        if self.data.test is not None:
-            judged["test"] = self._judge(bundle, self.data.test)
-            seen = Split(judged["test"].images, judged["test"].labels.numpy())
-            hashes = self.summary["hash"] | {"test": digest_of(seen)}
-            write_json(self.folder / "data.json", self.summary | {"hash": hashes})
-            for finding in leaks("test", judged["test"].images, self.plain_batches.images):
-                log.warning("%s", finding)
-        results = {
-            "params": self.parameters,
-            "epochs": state.epoch,
-            "passes": state.seen / len(self.train_batches),
-            "best_epoch": state.best_epoch,
-            "seed": self.recipe.seed,
-            "precision": self.precision,
-            "train_seconds": state.total_seconds,
-            "images_per_second": state.history[-1]["images_per_second"],
-            "start": self.start.facts if self.start else {"weights": None} if self.given else None,
-            "peak_memory": peak_memory(self.engine.device),
-            **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
-        }
-        if self.head is not None:
-            results["probe"] = {"C": self.head.C, "chosen_by": self.head.chosen_by}
-        write_json(self.folder / "results.json", results)
-        if self.pictures:
-            self._draw_all(bundle, judged)
-        return results
-
-    def _draw_all(self, bundle: Bundle, judged: dict[str, Judged]) -> None:
-        plots, state = self.folder / "plots", self.state
-        for name, answers in judged.items():
-            counts = confusion(answers.logits, answers.labels)
-            _draw("confusion_matrix", counts, self.data.class_names, plots / f"confusion_{name}.png")
-        _draw("learning_curves", state.history, state.best_epoch, plots / "learning_curves.png")
-        _report(self.folder, bundle, judged, lambda: self._first_batch(32))
-
-    def _judge(self, bundle: Bundle, split: Split) -> Judged:
-        return judge(
-            bundle,
-            split,
-            device=self.engine.device,
-            precision=self.precision,
-            memory_budget=self.memory_budget,
-            workers=self.recipe.data.workers,
-            skip_broken=self.recipe.data.skip_broken,
-            progress=decoding(self.console),
-        )
-
-
-def _draw(plot: str, *args: Any) -> None:
-    """Draw a picture; one that fails warns, and never loses a run."""
-    try:
-        from vitreous import plots
-
-        getattr(plots, plot)(*args)
-    except Exception as error:
-        log.warning("could not draw %s: %s", args[-1], error)
-
-
-def _report(
-    folder: Path, bundle: Bundle, judged: dict[str, Judged], samples: Callable[[], tuple[Tensor, Tensor]]
-) -> None:
-    """Write `report.html`; one that fails warns, and never loses a run."""
-    try:
-        from vitreous.report import train_report
-
-        train_report(folder, bundle, judged, samples())
-    except Exception as error:
-        log.warning("could not write %s: %s", folder / "report.html", error)

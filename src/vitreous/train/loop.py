@@ -138,7 +138,7 @@ def train_loop(
         image_size = recipe.model.image_size
         plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
 
-        for (_, images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
+        for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
             progress = max(done / total, min(spent / deadline, 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)

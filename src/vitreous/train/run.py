@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import alone, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
+from vitreous.train.outcome import finish
 from vitreous.train.progress import say, show_log
 from vitreous.train.start import check_start, load_start
 from vitreous.weights import Bundle
@@ -94,7 +96,7 @@ def fit(
         if dry_run:
             job.estimate()
             return Run(folder)
-        if resume and engine.from_main(job.checkpoint.exists):
+        if resumed := resume and engine.from_main(job.checkpoint.exists):
             job.restore()
         elif recipe.start.probe_first and start is not None and start.facts["new_head"]:
             job.probe_first()
@@ -102,11 +104,12 @@ def fit(
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
-            write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
+            if not resumed:  # what it began with stays
+                write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
         if recipe.start.probe:
             engine.from_main(job.probe)
         elif not job.train(on_step, on_epoch):
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {shlex.quote(str(folder))}")
             return Run(folder)
-        return Run(folder, engine.from_main(job.finish))
+        return Run(folder, engine.from_main(partial(finish, job)))

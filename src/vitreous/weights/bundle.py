@@ -5,6 +5,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,11 @@ def find_bundle(run: Path | str) -> Path:
 
 def find_record(run: Path | str) -> Path | None:
     """Where the recipe of a run, or of a shipped model, lies with what else is known of its training."""
-    return next((folder for folder in (Path(run), SHIPPED / run) if (folder / "recipe.yaml").is_file()), None)
+    folder = Path(run)
+    with suppress(ValueError):  # no bundle: others' weights, or a cross-validation
+        if find_bundle(folder) == SHIPPED / folder:
+            folder = SHIPPED / folder
+    return folder if (folder / "recipe.yaml").is_file() else None
 
 
 def _check(

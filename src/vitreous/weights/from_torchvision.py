@@ -69,7 +69,7 @@ def from_architecture(name: str, classes: int) -> Description:
     """Of a name in ARCHITECTURES."""
     size, side, resized, interpolation = ARCHITECTURES[name]
     return Description(
-        ViTConfig(size=size, image_size=side, num_classes=classes),
+        ViTConfig(size=size, image_size=side, num_classes=classes or 1),
         Preprocess(image_size=side, interpolation=interpolation, crop_fraction=side / resized, **IMAGENET),
         None,
     )

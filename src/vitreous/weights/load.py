@@ -214,13 +214,13 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
             return from_google.from_weights(weights)
         except ValueError as error:
             raise ValueError(f"{file}: {_message(error)}") from error
-    config = _read_json(file.with_name(CONFIG))
+    path = file.with_name(CONFIG)
+    config = _read_json(path)
     if config is None:
         way = f"put its {CONFIG} beside it" + (f", or give its architecture: {shorten(known)}" if known else "")
         raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
     if "preprocess" in config:  # ours says all, whatever the names
         return Description(*read_config(file.parent))
-    path = file.with_name(CONFIG)
     try:
         if "architecture" in config and layout is from_timm:
             return from_timm.from_config(config, classes)

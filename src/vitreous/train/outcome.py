@@ -1,0 +1,98 @@
+"""What is made of a trained model: it is judged and its probabilities calibrated; figures, pictures and a report."""
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vitreous.data.check import digest_of, leaks
+from vitreous.data.images import Split
+from vitreous.device import peak_memory
+from vitreous.evaluation import Judged, judge
+from vitreous.files import write_json
+from vitreous.metrics import classification_metrics, confusion, fit_temperature
+from vitreous.train.progress import decoding
+from vitreous.weights import Bundle
+
+if TYPE_CHECKING:
+    from vitreous.train.job import Job
+
+log = logging.getLogger("vitreous")
+
+
+def finish(job: "Job") -> dict[str, Any]:
+    """Judge the kept model on validation and test, the test images being read here for the first time.
+
+    For the main process alone, which has written the model. Returns the content of `results.json`.
+    """
+    state, judged = job.state, {}
+    bundle = Bundle.load(job.folder / "model")
+    if job.data.val is not None:
+        val = _judge(job, bundle, job.data.val)
+        bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
+        figures = classification_metrics(val.logits, val.labels, bundle.temperature)
+        judged["val"] = val._replace(bundle=bundle, figures=figures)
+        bundle.save_config(job.folder / "model")
+    if job.data.test is not None:
+        judged["test"] = _judge(job, bundle, job.data.test)
+        seen = Split(judged["test"].images, judged["test"].labels.numpy())
+        hashes = job.summary["hash"] | {"test": digest_of(seen)}
+        write_json(job.folder / "data.json", job.summary | {"hash": hashes})
+        for finding in leaks("test", judged["test"].images, job.plain_batches.images):
+            log.warning("%s", finding)
+    results = {
+        "params": job.parameters,
+        "epochs": state.epoch,
+        "passes": state.seen / len(job.train_batches),
+        "best_epoch": state.best_epoch,
+        "seed": job.recipe.seed,
+        "precision": job.precision,
+        "train_seconds": state.total_seconds,
+        "images_per_second": state.history[-1]["images_per_second"],
+        "start": job.start.facts if job.start else {"weights": None} if job.given else None,
+        "peak_memory": peak_memory(job.engine.device),
+        **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
+    }
+    if job.head is not None:
+        results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
+    write_json(job.folder / "results.json", results)
+    if job.pictures:
+        plots = job.folder / "plots"
+        for name, answers in judged.items():
+            counts = confusion(answers.logits, answers.labels)
+            draw("confusion_matrix", counts, job.data.class_names, plots / f"confusion_{name}.png")
+        draw("learning_curves", state.history, state.best_epoch, plots / "learning_curves.png")
+        _report(job, bundle, judged)
+    return results
+
+
+def draw(plot: str, *args: Any) -> None:
+    """Draw a picture; one that fails warns, and never loses a run."""
+    try:
+        from vitreous import plots
+
+        getattr(plots, plot)(*args)
+    except Exception as error:
+        log.warning("could not draw %s: %s", args[-1], error)
+
+
+def _judge(job: "Job", bundle: Bundle, split: Split) -> Judged:
+    return judge(
+        bundle,
+        split,
+        device=job.engine.device,
+        precision=job.precision,
+        memory_budget=job.memory_budget,
+        workers=job.recipe.data.workers,
+        skip_broken=job.recipe.data.skip_broken,
+        progress=decoding(job.console),
+    )
+
+
+def _report(job: "Job", bundle: Bundle, judged: dict[str, Judged]) -> None:
+    """Write `report.html`; one that fails warns, and never loses a run."""
+    try:
+        from vitreous.report import train_report
+
+        train_report(job.folder, bundle, judged, job.first_batch(32))
+    except Exception as error:
+        log.warning("could not write %s: %s", job.folder / "report.html", error)
