@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.data.images import FileImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
+from vitreous.data.stores import FileImages
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
 

@@ -26,7 +26,8 @@ from measure import RESULTS, interleaved, machine, process_peak, save
 from rich.console import Console
 from rich.table import Table
 
-from vitreous.data.images import ArrayImages, ImageSet, Split
+from vitreous.data.images import ImageSet, Split
+from vitreous.data.stores import ArrayImages
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import OptimOptions, make_recipe
