@@ -15,6 +15,7 @@ the model's products reach, and the peak memory of training.
 import argparse
 import functools
 import multiprocessing
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
@@ -316,7 +317,7 @@ def main() -> None:
 
 def show(rows: list[dict], missing: dict[str, str], default: str) -> None:
     """Print the table and, below it, who is missing."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(title=f"images a second; ours is faster by: in the same precision, in {default}; MiB at the peak")
     for header in ("peer", "precision"):
         table.add_column(header, no_wrap=True)
