@@ -45,7 +45,7 @@ def tiny(tmp_path_factory):
         patch.setenv("VITREOUS_DATA", str(root / "data"))
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
         recipe = tiny_recipe(
-            epochs=12,
+            epochs=16,
             model={"patch_embedding": "conv_stem", "stem_channels": (4,)},
             data={"source": "mnist"},
             augment={"shift": 1},
@@ -188,12 +188,12 @@ def test_nothing_of_the_machine_is_shipped(tiny):
 def test_a_card_says_how_the_weights_were_chosen(run):
     folder = ship(run, "mnist", models=run.parent / "models", device="cpu")
     best = read(folder / "results.json")["best_epoch"]
-    text = f"The weights are those of epoch {best} of 12, chosen by 12 validation images (top-1 100.00%)."
-    assert text in card(folder) and "- epochs: 12\n" in card(folder)
+    text = f"The weights are those of epoch {best} of 16, chosen by 12 validation images (top-1 100.00%)."
+    assert text in card(folder) and "- epochs: 16\n" in card(folder)
     (folder / "results.json").write_text(json.dumps(read(folder / "results.json") | {"val": None}))
-    assert "There were no validation images: the weights are those after the last of 12 epochs." in card(folder)
+    assert "There were no validation images: the weights are those after the last of 16 epochs." in card(folder)
     change(folder / "recipe.yaml", "time_limit: null", "time_limit: 90")
-    assert "- epochs: 12, or what 90 s suffice for\n" in card(folder)
+    assert "- epochs: 16, or what 90 s suffice for\n" in card(folder)
 
 
 def test_a_shipped_name_is_all_that_the_commands_need(vitreous, at_home, tmp_path, monkeypatch):

@@ -218,10 +218,10 @@ def test_an_epoch_leaves_the_global_random_state_alone(budget, workers):
 def test_workers_do_not_hear_what_a_whole_job_is_told():
     split = ImageSet.from_arrays(pixels(40), np.arange(40) % 2).train
     batches = Batches(split, preprocess_of(), batch_size=2, memory_budget=0, workers=2)
-    for _ in batches.epoch(torch.arange(40)):
-        groups = {os.getpgid(child.pid) for child in multiprocessing.active_children()}
-        assert len(groups) == 2 and os.getpgrp() not in groups
-        break
+    epoch = batches.epoch(torch.arange(40))
+    next(epoch), next(epoch)  # the workers take turns: now both have begun
+    groups = {os.getpgid(child.pid) for child in multiprocessing.active_children()}
+    assert len(groups) == 2 and os.getpgrp() not in groups
 
 
 def test_two_machines_with_one_cache_decode_into_files_of_their_own(tmp_path, cache, monkeypatch):

@@ -71,7 +71,7 @@ def trained(tmp_path_factory):
     data = ImageSet.from_arrays(
         *stripes(48), val=(pixels, labels), test=(pixels, labels), class_names=names, name="stripes"
     )
-    recipe = tiny_recipe(epochs=6, augment={"shift": 1, "mixup": 0.5}, optim={"learning_rate": 0.02})
+    recipe = tiny_recipe(epochs=6, augment={"shift": 1, "mixup": 0.5}, optim={"learning_rate": 0.01})
     out = tmp_path_factory.mktemp("report") / "run"
     return fit(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
 
@@ -114,7 +114,7 @@ def test_it_shows_command_environment_recipe_and_data(trained):
     environment = json.loads((trained.folder / "environment.json").read_text())
     assert " ".join(environment["command"].split()) in text and environment["platform"] in text
     assert f"torch {environment['packages']['torch']}" in text
-    assert "learning_rate: 0.02" in text and "48 (16 to 16 a class)" in text
+    assert "learning_rate: 0.01" in text and "48 (16 to 16 a class)" in text
     assert "shift 1, mixup 0.5" in text and "pixels in 0..1, less the mean (" in text
 
 

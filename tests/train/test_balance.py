@@ -56,6 +56,15 @@ def test_copies_of_an_image_look_different_within_a_pass():
     assert torch.equal(order, again) and torch.equal(draws, others)
 
 
+@pytest.mark.parametrize("balance", ["none", "sampling"])
+def test_order_and_looks_share_no_random_numbers(balance, monkeypatch):
+    asked, default_rng = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: asked.append(seed) or default_rng(seed))
+    augment = {"flip": 0.5, "rotation": 20, "cutmix": 1.0}
+    epoch_rows(LABELS, recipe_of(balance, augment=augment), 0)
+    assert len(asked) == len(set(asked)) == 6  # the order; flip, rotation, whether, how much and where to mix
+
+
 def test_class_weights_make_all_classes_count_the_same():
     weights = class_weights(LABELS, 4)
     totals = weights * LABELS.bincount(minlength=4)

@@ -13,9 +13,14 @@ def steps_per_epoch(images: int, batch_size: int) -> int:
     return max(images // batch_size, 1)
 
 
+def _generator(seed: int, epoch: int) -> np.random.Generator:
+    """The random numbers of an order: stream 0 of an epoch, as those of `augment.draw` count from 1."""
+    return np.random.default_rng((seed, epoch, 0))
+
+
 def epoch_order(images: int, seed: int, epoch: int) -> Tensor:
     """The order of the training images in a pass: (images,) row numbers, a function of seed and epoch alone."""
-    return torch.from_numpy(np.random.default_rng((seed, epoch, 1)).permutation(images))
+    return torch.from_numpy(_generator(seed, epoch).permutation(images))
 
 
 def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
@@ -23,7 +28,7 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
 
     A class's images come in turn, in an order of their own each time round.
     """
-    rng = np.random.default_rng((seed, epoch, 1))
+    rng = _generator(seed, epoch)
     classes = labels.unique()
     share, rows = -(-len(labels) // len(classes)), []
     for label in classes:
