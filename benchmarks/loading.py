@@ -26,7 +26,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitreous.data import Batches, Split, load
+from vitreous.data.images import Split
+from vitreous.data.loaders import Batches
+from vitreous.data.sources import load
 from vitreous.preprocess import Preprocess
 
 SIDE, BATCH, CLASSES = 224, 32, 4

@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from vitreous.card import CARD, SETS, finished, read, write_shared
+from vitreous.card import CARD, SETS, finished, write_shared
 from vitreous.evaluation import evaluate, own_data
+from vitreous.files import read_json
 from vitreous.recipe import read_recipe
 from vitreous.weights.bundle import SHIPPED, WEIGHTS, Bundle
 
@@ -59,7 +60,7 @@ def main() -> None:
         folder = ship(options.run, options.name, models=options.models, device=options.device)
     except ValueError as error:
         parser.exit(2, f"ship.py: {error}\n")
-    print(f"{folder}: test top-1 {read(folder / 'results.json')['float16']['top1']:.2%}; read its {CARD}")
+    print(f"{folder}: test top-1 {read_json(folder / 'results.json')['float16']['top1']:.2%}; read its {CARD}")
 
 
 if __name__ == "__main__":

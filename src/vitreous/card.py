@@ -1,14 +1,13 @@
 """What a model that leaves its run takes along: the run's record, and a card that is made of it and nothing else."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitreous.data.sources import HUB
-from vitreous.files import replace_file, write_json
+from vitreous.files import read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
@@ -61,7 +60,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     """
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
     recipe = read_recipe(str(run / "recipe.yaml"))
-    data, environment = read(run / "data.json"), read(run / "environment.json")
+    data, environment = read_json(run / "data.json"), read_json(run / "environment.json")
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)
     if Path(data["source"]).is_absolute():
@@ -81,13 +80,13 @@ def finished(run: Path) -> dict[str, Any]:
     """The results of a run. Raises ValueError for one that has none yet."""
     if not (run / "results.json").is_file():
         raise ValueError(f"{run} is no finished run: train it to the end")
-    return read(run / "results.json")
+    return read_json(run / "results.json")
 
 
 def card(folder: Path, repo: str | None = None) -> str:
     """The model card of a shared folder, from the files in it. repo: owner/name of the Hub, where it lies there."""
     name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(str(folder / "recipe.yaml"))
-    data, environment, results = (read(folder / f"{file}.json") for file in ("data", "environment", "results"))
+    data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
     config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
@@ -243,10 +242,6 @@ def hardware(environment: dict[str, Any]) -> str:
         return f"{'one' if processes == 1 else processes} {environment['device']}"
     threads = f"{environment['threads']} thread{'s' * (environment['threads'] > 1)}"
     return f"{environment['processor']}, {f'{processes} processes of ' * (processes > 1)}{threads}"
-
-
-def read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
 
 
 def read_history(run: Path) -> list[dict[str, float]]:

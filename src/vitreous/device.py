@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,10 @@ def keep_memory() -> None:
 
 
 def pick_precision(name: str, device: torch.device) -> str:
-    """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32."""
+    """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32.
+
+    Raises ValueError for a name that is not one of `PRECISIONS`.
+    """
     if name not in PRECISIONS:
         raise ValueError(f"unknown precision '{name}': use {', '.join(PRECISIONS)}")
     if name != "auto":
@@ -92,7 +96,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:
-    """A call of the model in training, compiled by the recipe's `compile`. The model itself and its names stay."""
+    """A call of the model in training, compiled by the recipe's `compile`. The model itself and its names stay.
+
+    Raises ValueError where compiling is asked for and there is no compiler.
+    """
     if choice == "auto":
         choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
     if not choice:
@@ -119,7 +126,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def has_compiler() -> bool:
-    """Whether there is what `torch.compile` calls: $CXX, or a compiler of a usual name."""
+    """Whether there is what `torch.compile` calls: $CXX, $CC, or a compiler of a usual name."""
     return "CXX" in os.environ or "CC" in os.environ or any(map(shutil.which, ("g++", "gcc", "clang")))
 
 
@@ -127,5 +134,8 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes in use so far: reserved on the GPU where one computes, else of this process in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    status = Path("/proc/self/status")
+    if status.exists():  # what `getrusage` tells there may be the memory of the process that started this one
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

@@ -1,6 +1,5 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
-import json
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import Images
 from vitreous.device import pick_device, pick_precision
+from vitreous.files import read_json
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import read_recipe
@@ -131,7 +131,7 @@ def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken, fetch=fetch)
     data = data.divided(options)
-    if differs(data, json.loads((folder / "data.json").read_text())):
+    if differs(data, read_json(folder / "data.json")):
         raise ValueError(
             f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "
             "judge it on"

@@ -50,6 +50,11 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     os.close(folder)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote. Raises OSError, ValueError."""
+    return json.loads(path.read_text())
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Indented."""
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))

@@ -354,7 +354,9 @@ def test_the_average_leaves_the_model_alone():
     for step, state in walk(model, 3):
         average.update(model, step)
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(average.parameters(), model.parameters(), strict=True))
+    assert all(
+        a.data_ptr() != b.data_ptr() for a, b in zip(average.module.parameters(), model.parameters(), strict=True)
+    )
 
 
 def test_an_average_goes_on_from_its_saved_state():
@@ -364,9 +366,9 @@ def test_an_average_goes_on_from_its_saved_state():
         whole.update(first, step)
     for step, _ in walk(again, 8):
         if step == 5:
-            saved = {name: value.clone() for name, value in half.state_dict().items()}
+            saved = {name: value.clone() for name, value in half.module.state_dict().items()}
             half = Average(small_model(), 0.9)
-            half.load_state_dict(saved)
+            half.module.load_state_dict(saved)
         half.update(again, step)
-    for a, b in zip(whole.state_dict().values(), half.state_dict().values(), strict=True):
+    for a, b in zip(whole.module.state_dict().values(), half.module.state_dict().values(), strict=True):
         assert torch.equal(a, b)

@@ -81,7 +81,8 @@ def main() -> None:
         if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
             _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
         if isinstance(error, RuntimeError) and ("shared memory" in message or "DataLoader worker" in message):
-            _refuse("a process that reads images has died, often for lack of shared memory: give data.workers=0")
+            way_out = ": give data.workers=0" if "train" in sys.argv[1:2] else ""
+            _refuse(f"a process that reads images has died, often for lack of shared memory{way_out}")
         if isinstance(error, RuntimeError | MemoryError):
             if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
                 raise

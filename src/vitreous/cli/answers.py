@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Device, Revision, RunArgument
+from vitreous.cli.options import Architecture, Data, Device, Revision, RunArgument, SkipBroken
 from vitreous.cli.output import report_broken, results_table
 
 
 def evaluate(
     run: RunArgument,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
+    data: Data = None,
     split: Annotated[
         str | None,
         typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    skip_broken: SkipBroken = False,
     device: Device = "auto",
 ) -> None:
     """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
@@ -82,14 +82,14 @@ def embed(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
     ],
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
+    data: Data = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
     out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
     nearest: Annotated[Path | None, typer.Option(metavar="IMAGE", help="Show the images most like this one.")] = None,
     k: Annotated[int, typer.Option(min=1, help="Neighbours that vote, and that are shown.")] = 5,
     arch: Architecture = None,
     revision: Revision = None,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")] = False,
+    skip_broken: SkipBroken = False,
     device: Device = "auto",
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""

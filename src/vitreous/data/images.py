@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels
+from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
@@ -32,9 +32,8 @@ class Split:
         return Split(self.images.take(rows), self.labels[rows])
 
     def evenly(self, most: int) -> "Split":
-        """At most so many, evenly spread."""
-        count = min(len(self), most)
-        return self.take(np.arange(count) * len(self) // count)
+        """At most so many, evenly spread, with the first and the last."""
+        return self.take(even_rows(len(self), most))
 
 
 @dataclass(frozen=True)

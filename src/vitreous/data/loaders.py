@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.images import Split
-from vitreous.data.stores import ArrayImages, BrokenImage, Images
+from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
 from vitreous.preprocess import Preprocess, channel_statistics
 
 log = logging.getLogger("vitreous")
@@ -121,8 +121,7 @@ class Batches:
 
     def measured(self) -> Preprocess:
         """The preprocessing with mean and std of these images, or of an even sample of very many."""
-        count = min(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
-        rows = np.linspace(0, len(self) - 1, count).astype(int)
+        rows = even_rows(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
         mean, std = channel_statistics(self.images.read(part, self.preprocess) for part in self._parts(rows))
         return self.preprocess.model_copy(update={"mean": mean, "std": std})
 

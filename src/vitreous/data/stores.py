@@ -99,7 +99,7 @@ class Images(ABC):
         return shapes
 
     def _sample_rows(self) -> np.ndarray:
-        return self.rows[np.linspace(0, len(self) - 1, min(len(self), SAMPLE)).astype(int)]
+        return self.rows[even_rows(len(self), SAMPLE)]
 
 
 class ArrayImages(Images):
@@ -233,6 +233,11 @@ class DatasetImages(Images):
 
     def __setstate__(self, state):
         self.__dict__.update(state | {"_lock": threading.Lock()})
+
+
+def even_rows(count: int, most: int) -> np.ndarray:
+    """At most so many row numbers of 0..count-1, evenly spread, with the first and the last."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
 
 
 def as_pixels(images) -> np.ndarray:

@@ -2,6 +2,6 @@
 
 from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES
-from vitreous.model.vit import Trace, ViT
+from vitreous.model.vit import ViT
 
-__all__ = ["SIZES", "Trace", "ViT", "ViTConfig"]
+__all__ = ["SIZES", "ViT", "ViTConfig"]

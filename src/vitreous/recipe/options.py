@@ -33,6 +33,8 @@ Duration = Annotated[PositiveFloat, BeforeValidator(_seconds)]
 
 
 class Section(BaseModel):
+    """A section of a recipe: fixed once made, and closed to keys that it does not know."""
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
     )

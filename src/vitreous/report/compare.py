@@ -9,7 +9,8 @@ from typing import Any
 from rich import markup
 from rich.table import Table
 
-from vitreous.card import read, read_history
+from vitreous.card import read_history
+from vitreous.files import read_json
 from vitreous.metrics import figure_text, top1_interval
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
@@ -44,7 +45,7 @@ def read_run(run: Path | str) -> Finished:
     missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")
-    results, data = read(folder / "results.json"), read(folder / "data.json")
+    results, data = read_json(folder / "results.json"), read_json(folder / "data.json")
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     return Finished(

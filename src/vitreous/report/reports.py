@@ -5,12 +5,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import UNTESTED, chosen, hardware, origin, read, read_history
+from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
+from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
+from vitreous.files import read_json
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.report.answers import answer_sections, results_section
@@ -32,7 +33,7 @@ def train_report(
     judged: the kept model on `val` and `test`, as far as there are such images. samples: augmented images
     (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
     """
-    results, data, environment = (read(folder / f"{name}.json") for name in ("results", "data", "environment"))
+    results, data, environment = (read_json(folder / f"{name}.json") for name in ("results", "data", "environment"))
     recipe = read_recipe(str(folder / "recipe.yaml"))
     config, took = bundle.model.config, duration(results["train_seconds"])
     lead = (
@@ -88,7 +89,7 @@ def evaluation_report(
         "images a second": f"{count / max(judged.seconds, 1e-9):,.0f}",
         "temperature": f"{bundle.temperature:.3f}",
     }
-    rows = np.linspace(0, count - 1, min(count, SAMPLES)).astype(int)
+    rows = even_rows(count, SAMPLES)
     names = [bundle.class_names[label] for label in judged.labels[rows].tolist()]
     pixels = judged.images.read(rows, bundle.preprocess)
     shots = [shot(image, name, escape(name)) for image, name in zip(pixels, names, strict=True)]

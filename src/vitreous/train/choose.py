@@ -7,7 +7,7 @@ from pathlib import Path
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import HUB, load
 from vitreous.device import has_amx, pick_device
-from vitreous.recipe import Recipe, make_recipe, read_recipe, recipe_names
+from vitreous.recipe import Recipe, read_recipe, recipe_names
 
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
@@ -48,7 +48,7 @@ def choose_recipe(
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
-    if name is None and source is not None and any(setting.startswith(WEIGHTS) for setting in overrides):
+    if name is None and any(setting.startswith(WEIGHTS) for setting in overrides):
         data, name = load(source), "finetune"
         settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
         settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
@@ -68,9 +68,7 @@ def choose_recipe(
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
     if source not in NAMED and (path := Path(source).expanduser()).exists():
         source = str(path.resolve())
-    fields = recipe.model_dump(exclude_unset=True)
-    fields["data"] = fields.get("data", {}) | {"source": source}
-    return make_recipe(fields, name), data, reason
+    return recipe.with_options("data", source=source), data, reason
 
 
 def recipe_like(source: str, device: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,14 +63,9 @@ class Engine:
         """The model itself, as it was before `prepare`."""
         return self._accelerator.unwrap_model(model)
 
-    @contextmanager
-    def gradients(self, model: nn.Module, last: bool) -> Iterator[None]:
+    def gradients(self, model: nn.Module, last: bool) -> AbstractContextManager:
         """Around the forward and backward of one part of a batch: processes exchange gradients at the last only."""
-        if last:
-            yield
-        else:
-            with self._accelerator.no_sync(model):
-                yield
+        return nullcontext() if last else self._accelerator.no_sync(model)
 
     def backward(self, loss: Tensor) -> None:
         self._accelerator.backward(loss)

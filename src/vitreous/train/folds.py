@@ -1,6 +1,5 @@
 """Cross-validation: a run for each part of the training images, and what they say together."""
 
-import json
 import shlex
 import statistics
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
-from vitreous.files import replace_file, write_json
+from vitreous.files import read_json, replace_file, write_json
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
@@ -65,10 +64,10 @@ def fit_folds(
         for fold in range(1, folds + 1):
             own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
             if (own / "results.json").exists():
-                record = json.loads((own / "data.json").read_text())
+                record = read_json(own / "data.json")
                 if differs(data.divided(part.data), record):
                     raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-                runs.append(json.loads((own / "results.json").read_text()))
+                runs.append(read_json(own / "results.json"))
                 continue
             say(console, f"fold {fold} of {folds}:")
             begun = (own / "recipe.yaml").exists()

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from vitreous.data.check import check, differs, summary
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
+from vitreous.files import read_json
 from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
@@ -52,11 +54,10 @@ class Job:
         self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
         self.memory_budget = int(recipe.data.memory_budget * 2**30)  # bytes
-        self.engine = engine
-        self.precision = pick_precision(recipe.precision, self.engine.device)
-        if recipe.optim.batch_size % self.engine.processes:
+        self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
+        if recipe.optim.batch_size % engine.processes:
             raise ValueError(
-                f"optim.batch_size {recipe.optim.batch_size} does not divide among {self.engine.processes} processes"
+                f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes"
             )
         with engine.first_on_machine():
             self._load_images()
@@ -71,35 +72,36 @@ class Job:
             torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
         model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
-        self.model, self.optimizers = self.engine.prepare(model, make_optimizers(model, recipe.optim))
+        self.model, self.optimizers = engine.prepare(model, make_optimizers(model, recipe.optim))
         decay = recipe.optim.ema
-        self.average = Average(self.engine.unwrap(self.model), decay) if decay else None
+        self.average = Average(engine.unwrap(self.model), decay) if decay else None
         self.state = State()
         self.head: Head | None = None  # of a probe
 
     def _load_images(self) -> None:
         """Decode and place the training and validation images. The test images are left alone until the end."""
         data, recipe = self.data, self.recipe
-        self.preprocess = Preprocess(  # by which images are read, before they are measured
-            image_size=recipe.model.image_size,
-            mean=(0.5,) * recipe.model.channels,
-            std=(0.5,) * recipe.model.channels,
-            fit=recipe.data.fit,
-            crop_fraction=recipe.data.crop_fraction,
-        )
         make = partial(
             Batches,
             batch_size=recipe.optim.batch_size // self.engine.processes,
             device=self.engine.device,
             memory_budget=self.memory_budget,
             workers=recipe.data.workers,
-            skip_broken=self.recipe.data.skip_broken,
+            skip_broken=recipe.data.skip_broken,
             progress=decoding(self.console),
         )
-        if self.start is not None:  # of the weights
+        if self.start is not None:
             self.preprocess = self.start.preprocess
-        self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
-        if self.start is None:
+            self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
+        else:
+            unmeasured = Preprocess(
+                image_size=recipe.model.image_size,
+                mean=(0.5,) * recipe.model.channels,
+                std=(0.5,) * recipe.model.channels,
+                fit=recipe.data.fit,
+                crop_fraction=recipe.data.crop_fraction,
+            )
+            self.plain_batches = make(data.train, unmeasured)
             self.preprocess = self.plain_batches.measured()
         size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
         whole = {} if self.start else {"crop_fraction": 1.0}  # what random crops are cut from
@@ -261,8 +263,8 @@ class Job:
                 "start": self.start.facts["sha256"] if self.start else "",
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-                "average": self.average.state_dict() if self.average is not None else {},
-                "state": self.state.to_plain(),
+                "average": self.average.module.state_dict() if self.average is not None else {},
+                "state": asdict(self.state),
             }
             save_checkpoint(self.checkpoint, content, random)
 
@@ -270,7 +272,7 @@ class Job:
         """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, content["recipe"], self.folder)
-        record = json.loads((self.folder / "data.json").read_text())
+        record = read_json(self.folder / "data.json")
         if content["data"] != self.summary["hash"] or differs(self.data, record):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         if self.start is not None and content["start"] != self.start.facts["sha256"]:
@@ -279,8 +281,8 @@ class Job:
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         if self.average is not None:
-            self.average.load_state_dict(content["average"])
-        self.state = State.from_plain(content["state"])
+            self.average.module.load_state_dict(content["average"])
+        self.state = State(**content["state"])
 
     def keep(self, model: nn.Module) -> None:
         """Make these weights the run's model."""

@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,13 +48,6 @@ class State:
     """Validation accuracy and minus the loss of the best epoch: higher is better."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One row an epoch: the columns of `metrics.csv`."""
-
-    def to_plain(self) -> dict[str, Any]:
-        return asdict(self) | {"best": list(self.best)}
-
-    @staticmethod
-    def from_plain(values: dict[str, Any]) -> "State":
-        return State(**values | {"best": tuple(values["best"])})
 
 
 @dataclass

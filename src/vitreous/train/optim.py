@@ -1,12 +1,12 @@
 """Optimisers over the right groups of weights, their rate by step, and the moving average of the weights."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from vitreous.device import has_fast_bf16
 from vitreous.recipe import OptimOptions
@@ -149,21 +149,20 @@ def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
             group["lr"] = group["peak"] * factor
 
 
-class Average(AveragedModel):
+class Average:
     """Exponential moving average of weights and buffers; its decay starts low, (1 + t) / (10 + t), and ends at `decay`.
 
-    A full decay from the start would keep the random start weights in the average of a short run for long.
+    A full decay from the start would keep the random start weights in the average of a short run for long. `module` is
+    the averaged model.
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        super().__init__(model, use_buffers=True)
-        self.decay = decay
+        self.module, self.decay = copy.deepcopy(model), decay
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         """Take the weights after step `step`, counted from 0 over the whole run."""
-        decay = min(self.decay, (1 + step) / (10 + step)) if self.n_averaged else 0.0
-        self.n_averaged += 1  # on the host; `update_parameters` would send it to a GPU, and wait, at every step
+        decay = min(self.decay, (1 + step) / (10 + step)) if step else 0.0
         averaged = [*self.module.parameters(), *self.module.buffers()]
         pairs = list(zip(averaged, [*model.parameters(), *model.buffers()], strict=True))
         real = [pair for pair in pairs if pair[0].is_floating_point()]

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.data.images import ImageSet
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViT
-from vitreous.recipe import Recipe, flat
+from vitreous.recipe import Recipe, StartOptions, flat
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import alone, claimed, environment
@@ -72,10 +72,8 @@ def fit(
     unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
-    if model is not None and (recipe.start.weights is not None or recipe.start.probe):
-        raise ValueError("a model and start.weights or start.probe are two starts: give one of them")
-    if model is not None and recipe.start.probe_first:
-        raise ValueError("start.probe_first is for start.weights, not for a model that is given: leave one of them out")
+    if model is not None and recipe.start != StartOptions():
+        raise ValueError("a model that is given and the recipe's start are two starts: leave one of them out")
     if dry_run:
         model = copy.deepcopy(model)  # its few steps are not for keeps
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)

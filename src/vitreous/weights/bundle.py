@@ -60,7 +60,7 @@ class Bundle:
         return run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
 
     @staticmethod
-    def load(folder: Path | str, device: torch.device | str = "cpu") -> "Bundle":
+    def load(folder: Path | str) -> "Bundle":
         """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any misfit."""
         folder = Path(folder)
         model_config, preprocess, class_names, temperature = read_config(folder)
@@ -73,7 +73,7 @@ class Bundle:
         model = ViT(model_config)
         _check(folder, model, weights, preprocess, class_names)
         model.load_state_dict(weights)
-        return Bundle(model.to(device).eval(), preprocess, class_names, temperature)
+        return Bundle(model.eval(), preprocess, class_names, temperature)
 
 
 def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:

@@ -90,8 +90,8 @@ def whole(name: str) -> str:
     return re.sub(r"\.attention\.[qkv]\.", ".attention.qkv.", name)
 
 
-def shorten(names: Iterable[str], most: int = 4) -> str:
+def shorten(names: Iterable[str]) -> str:
     """A list of names that fits one line."""
-    names = list(names)
+    names, most = list(names), 4
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
