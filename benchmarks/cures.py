@@ -11,15 +11,14 @@ each seed.
 """
 
 import argparse
-import csv
-import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from measure import RESULTS, machine, save
+from measure import RESULTS, machine, save, trained
 
+from vitreous.card import read_history
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.recipe import Recipe, make_recipe
@@ -77,13 +76,8 @@ def few_digits(seed: int) -> ImageSet:
 def train(name: str, cures: tuple[str, ...], seed: int) -> dict:
     """The figures of one run, as they are or after training."""
     folder = RUNS / f"{name.replace(' ', '-')}-{seed}"
-    finished = folder / "results.json"
-    if not finished.exists():
-        resume = (folder / "recipe.yaml").exists()
-        fit(recipe_with(cures, seed), few_digits(seed), out=folder, device="cpu", resume=resume)
-    with (folder / "metrics.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
-    return json.loads(finished.read_text()) | {"train_top1": float(last["train_top1"])}
+    results = trained(recipe_with(cures, seed), few_digits(seed), folder, "cpu")
+    return results | {"train_top1": read_history(folder)[-1]["train_top1"]}
 
 
 def figures(runs: dict[str, list[dict]]) -> dict[str, dict]:

@@ -30,7 +30,7 @@ def main() -> None:
 
     device = pick_device(options.device)
     bundle = Bundle.of(options.run)
-    model, split = bundle.model, load(options.data).test
+    model, split = bundle.model.to(device), load(options.data).test
     rows = np.unique(np.linspace(0, len(split) - 1, options.images).astype(int))
     pixels = torch.from_numpy(split.images.read(rows, bundle.preprocess))
     areas: dict[str, list[torch.Tensor]] = {name: [] for name in (*METHODS, "random")}

@@ -22,18 +22,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from measure import RESULTS, machine, pooled, save
+from measure import RESULTS, machine, pooled, save, trained
 from PIL import Image
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
+from vitreous.device import pick_device
 from vitreous.embedding import embed_split, load_features
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train.choose import start_settings
 from vitreous.train.probe import fit_head
-from vitreous.train.run import fit
 from vitreous.weights import Bundle
 
 ARCH = "deit_tiny_patch16_224"
@@ -113,18 +113,16 @@ def finetune(task: Task, repeats: int, settings: list[str]) -> dict[str, float]:
     top1 = {}
     for name, seed, train, test in partitions(task, repeats):
         folder = task.runs / "-".join([name, *(setting.replace("=", "-") for setting in settings)])
-        if not (folder / "results.json").exists():
-            start = start_settings(str(task.weights), task.arch, None)
-            recipe = read_recipe("finetune", ["data.val_fraction=0", f"seed={seed}", *start, *settings])
-            data = ImageSet(
-                name=f"{task.data.name}-{name}",
-                source=task.data.source,
-                class_names=task.data.class_names,
-                train=task.pool.take(train),
-                test=task.pool.take(test),
-            )
-            fit(recipe, data, out=folder, resume=(folder / "recipe.yaml").exists())
-        top1[name] = json.loads((folder / "results.json").read_text())["test"]["top1"]
+        start = start_settings(str(task.weights), task.arch, None)
+        recipe = read_recipe("finetune", ["data.val_fraction=0", f"seed={seed}", *start, *settings])
+        data = ImageSet(
+            name=f"{task.data.name}-{name}",
+            source=task.data.source,
+            class_names=task.data.class_names,
+            train=task.pool.take(train),
+            test=task.pool.take(test),
+        )
+        top1[name] = trained(recipe, data, folder)["test"]["top1"]
         print(f"{name}: {top1[name]:.2%}", flush=True)
     return top1
 
@@ -159,8 +157,7 @@ def main() -> None:
                 results[name] = summed_up(measure())
                 results[name] |= {"settings": settings} if name == "finetune" else {}
     if not options.quick:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        save(file, {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(device)} | results)
+        save(file, {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(pick_device())} | results)
     for name in ("probe", "probe_cls_mean", "finetune"):
         if name in results:
             line = "{0}: top-1 {mean:.2%} +- {sd:.2%} over {n} folds, {split:.2%} on the split"

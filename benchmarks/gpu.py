@@ -27,11 +27,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from measure import interleaved, machine, now
-from peers import declare_torchvision_operators
+from peers import timm_model
 from ship import ship
 from torch import Tensor, nn
 
 from vitreous.augment import draw, plan
+from vitreous.card import read_history
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.device import autocast, compiled, pick_device, pick_precision
@@ -210,23 +211,6 @@ def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
     }
 
 
-def timm_model(config: ViTConfig) -> nn.Module:
-    """timm's Vision Transformer with the blocks of `config`; its patch embedding is one linear map."""
-    declare_torchvision_operators()
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(
-        img_size=config.image_size,
-        patch_size=config.patch_size,
-        in_chans=config.channels,
-        embed_dim=config.dim,
-        depth=config.depth,
-        num_heads=config.heads,
-        mlp_ratio=config.mlp_ratio,
-        num_classes=config.num_classes,
-    )
-
-
 def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
 
@@ -321,8 +305,7 @@ def recipe_of(name: str, overrides: list[str], options: argparse.Namespace) -> R
 
 def startup_seconds(run: Run) -> float | None:
     """What the first pass took longer than the median one: compiling and warming up. None for less than 3 passes."""
-    lines = [line.split(",") for line in (run.folder / "metrics.csv").read_text().splitlines()]
-    seconds = [float(line[lines[0].index("seconds")]) for line in lines[1:]]
+    seconds = [row["seconds"] for row in read_history(run.folder)]
     if len(seconds) < 3:
         return None
     return max(seconds[0] - statistics.median(np.diff(seconds).tolist()), 0.0)

@@ -1,6 +1,5 @@
 """What the benchmarks share: fair timing, the machine that a figure belongs to, and its way into a document."""
 
-import json
 import re
 import resource
 import statistics
@@ -14,10 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitreous.card import read
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import FileImages
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
+from vitreous.files import write_json
+from vitreous.recipe import Recipe
+from vitreous.train.run import fit
 
 RESULTS = Path(__file__).parent / "results"
 sys.path.append(str(Path(__file__).parent.parent))  # where the package `reproductions` lies, which is not installed
@@ -90,16 +93,39 @@ def declare_torchvision_operators() -> None:
             torch.library.define(f"torchvision::{name}", schema)
 
 
+def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "auto") -> dict[str, Any]:
+    """The results of a run: as they are, or after training, which goes on where it was interrupted.
+
+    data: loaded from the recipe's source where it is None. Raises KeyboardInterrupt for training that is interrupted.
+    """
+    finished = folder / "results.json"
+    if not finished.exists():
+        run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
+        if run.results is None:
+            raise KeyboardInterrupt
+    return read(finished)
+
+
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write results as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    """Write results as JSON, and say so."""
+    write_json(path, results)
     print(f"written to {path.name}")
 
 
 def markdown(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def between(values: Sequence[float], form: str) -> str:
+    """From the smallest to the largest, or the one figure that all of them round to."""
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def threads(machine: dict[str, Any]) -> str:
+    """How many a machine computed with, in words."""
+    return f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
 
 
 def replaced(document: str, opening: str, closing: str, block: str) -> str:

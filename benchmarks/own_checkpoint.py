@@ -12,22 +12,20 @@ is finished is not trained again.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
-from measure import RESULTS, machine, save
+from measure import RESULTS, machine, save, trained
 from PIL import Image
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
+from vitreous.device import pick_device
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.choose import start_settings
-from vitreous.train.run import fit
-from vitreous.weights.bundle import find_bundle
+from vitreous.weights.bundle import find_record
 
 BATCH = "optim.batch_size=32"  # of 100 images, larger ones make too few steps
 TUNING = (  # of recipe finetune: digits are no photographs, and a small model takes higher rates and more passes
@@ -64,8 +62,7 @@ def small_folder(data: ImageSet, per_class: int, seed: int, folder: Path) -> Ima
 def recipes(checkpoint: str, scratch: str, epochs: int, classes: int, tuning: list[str]) -> dict[str, Recipe]:
     """The ways, by name."""
     start, plain = start_settings(checkpoint, None, None), ["data.val_fraction=0"]
-    own = find_bundle(checkpoint)
-    own = next(folder / "recipe.yaml" for folder in (own, own.parent) if (folder / "recipe.yaml").is_file())
+    own = find_record(checkpoint) / "recipe.yaml"
     once = [*plain, f"epochs={epochs}", BATCH]
     return {
         "a probe of the checkpoint": read_recipe("probe", [*plain, *start]),
@@ -73,14 +70,6 @@ def recipes(checkpoint: str, scratch: str, epochs: int, classes: int, tuning: li
         "its model from scratch": read_recipe(str(own), [*once, f"model.num_classes={classes}", "data.source=null"]),
         f"recipe {scratch} from scratch": read_recipe(scratch, [*once, "data.source=null"]),
     }
-
-
-def top1(recipe: Recipe, data: ImageSet, seed: int, folder: Path) -> float:
-    """Of the test images, after training, or from the run that there is."""
-    if not (folder / "results.json").exists():
-        recipe = recipe.model_copy(update={"seed": seed})
-        fit(recipe, data, out=folder, resume=(folder / "recipe.yaml").exists())
-    return json.loads((folder / "results.json").read_text())["test"]["top1"]
 
 
 def main() -> None:
@@ -109,9 +98,9 @@ def main() -> None:
         for seed in seeds:
             small = small_folder(data, per_class, seed, root / f"images-{seed}")
             for way, recipe in ways.items():
-                figures[way].append(
-                    top1(recipe, small, seed, root / f"{way.replace(' ', '-').replace(',', '')}-{seed}")
-                )
+                folder = root / f"{way.replace(' ', '-').replace(',', '')}-{seed}"
+                results = trained(recipe.model_copy(update={"seed": seed}), small, folder)
+                figures[way].append(results["test"]["top1"])
                 print(f"seed {seed}, {way}: {figures[way][-1]:.2%}", flush=True)
 
     rows = [
@@ -123,7 +112,7 @@ def main() -> None:
     if not options.quick:
         about = {"checkpoint": options.checkpoint, "data": options.data, "per_class": per_class, "epochs": epochs}
         about |= {"tuning": tuning, "seeds": seeds, "train_images": len(small.train), "test_images": len(small.test)}
-        content = about | {"machine": machine(torch.device("cpu")), "rows": rows}
+        content = about | {"machine": machine(pick_device()), "rows": rows}
         save(RESULTS / "own-checkpoint.json", content)
 
 

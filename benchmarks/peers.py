@@ -88,18 +88,20 @@ class Textbook(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-def ours(shape: Shape) -> nn.Module:
-    return ViT(
-        ViTConfig(
-            image_size=shape.side,
-            patch_size=shape.patch,
-            dim=shape.dim,
-            depth=shape.depth,
-            heads=shape.heads,
-            mlp_ratio=shape.hidden / shape.dim,
-            num_classes=CLASSES,
-        )
+def config_of(shape: Shape) -> ViTConfig:
+    return ViTConfig(
+        image_size=shape.side,
+        patch_size=shape.patch,
+        dim=shape.dim,
+        depth=shape.depth,
+        heads=shape.heads,
+        mlp_ratio=shape.hidden / shape.dim,
+        num_classes=CLASSES,
     )
+
+
+def ours(shape: Shape) -> nn.Module:
+    return ViT(config_of(shape))
 
 
 def transformers(shape: Shape) -> nn.Module:
@@ -117,18 +119,25 @@ def transformers(shape: Shape) -> nn.Module:
     return ViTForImageClassification(config)
 
 
-def timm(shape: Shape) -> nn.Module:
+def timm_model(config: ViTConfig) -> nn.Module:
+    """timm's Vision Transformer with the blocks of `config`; its patch embedding is one linear map."""
+    declare_torchvision_operators()
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
-        img_size=shape.side,
-        patch_size=shape.patch,
-        embed_dim=shape.dim,
-        depth=shape.depth,
-        num_heads=shape.heads,
-        mlp_ratio=shape.hidden / shape.dim,
-        num_classes=CLASSES,
+        img_size=config.image_size,
+        patch_size=config.patch_size,
+        in_chans=config.channels,
+        embed_dim=config.dim,
+        depth=config.depth,
+        num_heads=config.heads,
+        mlp_ratio=config.mlp_ratio,
+        num_classes=config.num_classes,
     )
+
+
+def timm(shape: Shape) -> nn.Module:
+    return timm_model(config_of(shape))
 
 
 def torchvision(shape: Shape) -> nn.Module:

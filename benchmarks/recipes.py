@@ -8,24 +8,13 @@ goes on.
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
-import torch
-from measure import RESULTS, machine, save
+from measure import RESULTS, machine, save, trained
 
+from vitreous.device import pick_device
 from vitreous.recipe import read_recipe
-from vitreous.train.run import fit
-
-
-def train_seed(recipe: str, overrides: list[str], seed: int, folder: Path) -> dict:
-    """The figures of one seed, as they are or after training."""
-    finished = folder / "results.json"
-    if not finished.exists():
-        resume = (folder / "recipe.yaml").exists()
-        fit(read_recipe(recipe, [*overrides, f"seed={seed}"]), out=folder, resume=resume)
-    return json.loads(finished.read_text())
 
 
 def run_folder(recipe: str, overrides: list[str], seed: int) -> Path:
@@ -40,14 +29,17 @@ def experiment_name(recipe: str, overrides: list[str]) -> str:
 def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dict]:
     """Train seeds 0, 1, ...; returns a name for the experiment and its figures."""
     name = experiment_name(recipe, overrides)
-    runs = [train_seed(recipe, overrides, seed, run_folder(recipe, overrides, seed)) for seed in range(seeds)]
+    runs = [
+        trained(read_recipe(recipe, [*overrides, f"seed={seed}"]), None, run_folder(recipe, overrides, seed))
+        for seed in range(seeds)
+    ]
     top1 = [run["test"]["top1"] for run in runs]
     what = recipe if read_recipe(recipe).data.source == recipe else f"--recipe {recipe}"
     return name, {
         "recipe": recipe,
         "overrides": overrides,
         "command": f"vitreous train {' '.join([what, *overrides])} --seed N",
-        "machine": machine(torch.device("cpu")),
+        "machine": machine(pick_device()),
         "params": runs[0]["params"],
         "passes": statistics.mean(run["passes"] for run in runs),
         "precision": runs[0]["precision"],

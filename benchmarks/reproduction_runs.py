@@ -10,22 +10,22 @@ a list that was stopped goes on where it was. `reproduction_tables.py` then writ
 """
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, pooled
+from measure import RESULTS, pooled, trained
 from recipes import run_folder
 
 from reproductions.__main__ import EXPERIMENTS
-from reproductions.experiment import find, hardware, run
+from reproductions.experiment import hardware, run
+from vitreous.card import read
+from vitreous.data.sources import load
 from vitreous.files import write_json
 from vitreous.model.summary import summarise
 from vitreous.recipe import read_recipe
 from vitreous.train.folds import fit_folds
-from vitreous.train.run import fit
 
 FOLDER = RESULTS / "reproductions"
 RUNS = Path("runs/reproductions")
@@ -80,18 +80,20 @@ class Ours:
         return " ".join([*words, f"--seed {self.seed}"])
 
     def train(self, device: str) -> dict[str, Any]:
-        data = find(EXPERIMENTS[self.experiment].source)
+        data = load(EXPERIMENTS[self.experiment].source)
         folds = [f"data.folds={self.folds}"] * bool(self.folds)
         recipe = read_recipe(self.recipe, [*self.overrides, *folds, f"seed={self.seed}"])
-        folder = RUNS / self.name if self.folds else run_folder(self.recipe, list(self.overrides), self.seed)
-        finished, begun = folder / "results.json", (folder / "recipe.yaml").exists()
-        if not finished.exists() and self.folds:
-            fit_folds(recipe, pooled(data), out=folder, device=device, resume=begun)
-        elif not finished.exists():
-            fit(recipe, data, out=folder, device=device, resume=begun)
-        if not finished.exists():
-            raise KeyboardInterrupt
-        results = json.loads(finished.read_text())
+        if self.folds:
+            folder = RUNS / self.name
+            finished = folder / "results.json"
+            if not finished.exists():
+                fit_folds(recipe, pooled(data), out=folder, device=device, resume=(folder / "recipe.yaml").exists())
+            if not finished.exists():
+                raise KeyboardInterrupt
+            results = read(finished)
+        else:
+            folder = run_folder(self.recipe, list(self.overrides), self.seed)
+            results = trained(recipe, data, folder, device)
         model = read_recipe(str((folder / "fold-1" if self.folds else folder) / "recipe.yaml")).model
         return {
             "experiment": self.experiment,

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, markdown, replaced
+from measure import RESULTS, between, markdown, replaced, threads
 from reproduction_runs import FOLDER
 
 from reproductions.__main__ import EXPERIMENTS
@@ -47,16 +47,16 @@ def row(experiment: Experiment, group: list[Result]) -> list[str]:
         values = [value for result in group for value in result["top1"]]
         losses = [result["loss_mean"] for result in group]
         seconds = [value for result in group for value in result["train_seconds"]]
-        epochs = _range(sorted({value for result in group for value in result["epochs"]}), "{:d}")
+        epochs = between([value for result in group for value in result["epochs"]], "{:d}")
         command = f"{first['command']} --seeds {len(group)}"
     else:
         values, losses = ([result["test"][key] for result in group] for key in ("top1", "loss"))
         seconds, command = [result["train_seconds"] for result in group], first["command"]
         timed = "time_limit=" in command
-        epochs = _range([result["passes" if timed else "epochs"] for result in group], "{:.1f}" if timed else "{:d}")
+        epochs = between([result["passes" if timed else "epochs"] for result in group], "{:.1f}" if timed else "{:d}")
     sd = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     cells += [epochs, f"{100 * statistics.mean(values):.2f}{sd}", str(len(values))]
-    cells += [f"{statistics.mean(losses):.3f}", _range(seconds, "{:,.0f}"), _machines(group)]
+    cells += [f"{statistics.mean(losses):.3f}", between(seconds, "{:,.0f}"), _machines(group)]
     command = re.sub(r"--seed \d+", "--seed N" if len(group) > 1 else f"--seed {first['seed']}", command)
     return [*cells, f"`{command}`"]
 
@@ -147,11 +147,6 @@ def _passes(result: Result) -> int:
     return int(asked[1]) if asked else EXPERIMENTS[result["experiment"]].epochs
 
 
-def _range(values: list[float], form: str) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
 def _machines(group: list[Result]) -> str:
     """Where the runs of a row were trained."""
     return "; ".join(sorted({_machine(result["machine"]) for result in group}))
@@ -160,7 +155,7 @@ def _machines(group: list[Result]) -> str:
 def _machine(machine: dict[str, Any]) -> str:
     if machine["device"] != "cpu":
         return machine["device"]
-    return f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    return f"{machine['processor']}, {threads(machine)}"
 
 
 if __name__ == "__main__":

@@ -144,7 +144,9 @@ def main() -> None:
     def slope(rows: list[dict[str, Any]], x: str, y: Callable[[dict], float]) -> float:
         return exponent([row[x] for row in rows], [y(row) for row in rows])
 
-    median = lambda row: row["seconds"]["median"]  # noqa: E731
+    def median(row: dict[str, Any]) -> float:
+        return row["seconds"]["median"]
+
     exponents = {
         "step by parameters": slope(by_model, "parameters", median),
         "step by tokens": slope(by_tokens, "tokens", median),

@@ -4,7 +4,7 @@ import json
 import statistics
 from pathlib import Path
 
-from measure import RESULTS, markdown, replaced
+from measure import RESULTS, between, markdown, replaced, threads
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -221,16 +221,6 @@ def faithfulness_table(results: list[dict]) -> str:
     return markdown(
         ["method", *(f"{EXPLAINED[r['run']]}, {r['images']} images, {r['top1']:.1%} right" for r in results)], rows
     )
-
-
-def between(values: list[float], form: str) -> str:
-    """From the smallest to the largest, or the one figure that all of them round to."""
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def threads(machine: dict) -> str:
-    return f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
 
 
 def has_bf16(machine: dict) -> bool:

@@ -1,12 +1,10 @@
 """What the reproductions share: an experiment and its fixes, how it is trained, and what is kept of a run."""
 
 import copy
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +26,7 @@ from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import OptimOptions
-from vitreous.train.loop import State
+from vitreous.train.loop import State, loss_and_top1
 from vitreous.train.optim import rate_factor, set_rates
 from vitreous.train.order import epoch_order
 from vitreous.train.progress import Display
@@ -114,7 +112,7 @@ def run(
     setup = experiment.make(fixed)
     model = setup.model
     cost = multiply_adds(model, setup.image_size)
-    image_set = find(data or experiment.source).with_validation(setup.validation)
+    image_set = load(data or experiment.source).with_validation(setup.validation)
     preprocess = plain(image_set, setup.image_size)
     splits = {
         name: Batches(
@@ -142,8 +140,7 @@ def run(
             if setup.watch:
                 labels = splits[setup.watch].labels
                 outputs = split_logits(model, splits[setup.watch], preprocess, "float32")
-                row["val_loss"] = F.cross_entropy(outputs, labels).item()
-                row["val_top1"] = (outputs.argmax(dim=1) == labels).double().mean().item()
+                row["val_loss"], row["val_top1"] = loss_and_top1(outputs, labels)
                 if setup.keep_best and row["val_top1"] > best:
                     best, state.best_epoch = row["val_top1"], state.epoch + 1
                     kept = copy.deepcopy(model.state_dict())
@@ -245,12 +242,6 @@ def hardware(device: torch.device | None = None) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
     }
-
-
-def find(source: str) -> ImageSet:
-    """The images: `$VITREOUS_DATA/<source>` where that is a folder, else whatever `vitreous train` takes."""
-    kept = Path(os.environ.get("VITREOUS_DATA", ""), source)
-    return load(kept if kept.is_dir() else source)
 
 
 def plain(image_set: ImageSet, side: int) -> Preprocess:

@@ -1,17 +1,23 @@
 """The benchmarks run, and compare like with like."""
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import augment
 import loading
+import measure
 import numpy as np
 import pytest
+import recipes
 import torch
 from measure import RESULTS, declare_torchvision_operators
 from scaling import exponent
+
+from vitreous.train.run import fit
 
 BENCHMARKS = Path(augment.__file__).parent
 
@@ -76,3 +82,38 @@ def test_the_loaders_read_the_same_pixels(tmp_path):
 def test_the_exponent_of_a_power_law_is_its_power(power):
     x = np.array([1e3, 1e4, 1e6])
     assert exponent(x, 3 * x**power) == pytest.approx(power, abs=1e-12)
+
+
+def test_a_run_that_was_interrupted_ends_the_list_goes_on_next_time_and_is_then_kept(
+    recipe, image_set, tmp_path, monkeypatch
+):
+    seen = []
+
+    def interrupt(state, loss):
+        seen.append((state.epoch, state.step))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(measure, "fit", partial(fit, on_step=interrupt, pictures=False))
+    with pytest.raises(KeyboardInterrupt):
+        measure.trained(recipe, image_set, tmp_path / "run", "cpu")
+    assert len(seen) == 1
+
+    def count(state, loss):
+        seen.append((state.epoch, state.step))
+
+    monkeypatch.setattr(measure, "fit", partial(fit, on_step=count, pictures=False))
+    results = measure.trained(recipe, image_set, tmp_path / "run", "cpu")
+    assert results["epochs"] == 2 and len(set(seen)) == len(seen) > 2
+
+    monkeypatch.setattr(measure, "fit", lambda *_, **__: pytest.fail("trained again"))
+    assert measure.trained(recipe, image_set, tmp_path / "run", "cpu") == results
+
+
+def test_the_figures_of_a_recipe_name_the_device_that_fit_takes(monkeypatch):
+    judged = {"top1": 0.5, "count": 2}
+    run = {"params": 1, "passes": 1.0, "precision": "float32", "test": judged, "val": judged}
+    run |= {"train_seconds": 1.0, "images_per_second": 1.0}
+    monkeypatch.setattr(recipes, "trained", lambda *_: run)
+    monkeypatch.setattr(recipes, "pick_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(recipes, "machine", lambda device: device.type)
+    assert recipes.train_seeds("digits", [], 1)[1]["machine"] == "meta"

@@ -49,7 +49,7 @@ def digits_like(monkeypatch):
     """The data of every experiment: 96 training and 32 test images of ten classes, 28 x 28 gray."""
     pixels = {count: stripes(count, classes=10, side=28, seed=count) for count in (96, 32)}
     image_set = ImageSet.from_arrays(*pixels[96], test=pixels[32])
-    monkeypatch.setattr(shared, "find", lambda source: image_set)
+    monkeypatch.setattr(shared, "load", lambda source: image_set)
     return image_set
 
 
@@ -411,7 +411,7 @@ def test_finished_runs_are_skipped_and_each_other_one_leaves_a_file(digits_like,
 
 def test_our_recipes_are_run_beside_them(digits_like, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduction_runs, "find", lambda source: digits_like)
+    monkeypatch.setattr(reproduction_runs, "load", lambda source: digits_like)
     ours = reproduction_runs.Ours("lyon-mnist", "`mnist`", "mnist", ("epochs=1", "optim.batch_size=16"), "tiny", seed=1)
     results = json.loads(json.dumps(ours.train("cpu")))
     assert ours.name == "lyon-mnist--ours--mnist--tiny--1"
@@ -428,7 +428,7 @@ def test_our_folds_are_cut_from_all_images_those_for_testing_too(tmp_path, monke
             for i in range(count):
                 Image.new("RGB", (8, 8), (i * 20, 99, 40 * (label == "soup"))).save(folder / f"{i}.png")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reproduction_runs, "find", lambda source: load(tmp_path / "food"))
+    monkeypatch.setattr(reproduction_runs, "load", lambda source: load(tmp_path / "food"))
     small = ("epochs=1", "model.image_size=8", "model.patch_size=4", "data.val_fraction=0")
     ours = reproduction_runs.Ours("paper-b16-pizza", "label", "photos", small, folds=2)
     results = json.loads(json.dumps(ours.train("cpu")))
