@@ -284,7 +284,9 @@ def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
     pixels = rng.integers(0, 256, (images, 3, *recipe.model.image_size), np.uint8)
     data = ImageSet.from_arrays(pixels, np.arange(images) % recipe.model.num_classes, name="noise")
     choice = recipe.compile if recipe.compile != "auto" else device.type == "cuda"
-    recipe = recipe.with_options("data", val_fraction=0.0).model_copy(update={"epochs": 3, "compile": choice})
+    recipe = recipe.with_options("data", val_fraction=0.0)
+    recipe = recipe.with_options("augment", mix_until=1.0)  # in the third pass as in the first
+    recipe = recipe.model_copy(update={"epochs": 3, "compile": choice})
     rows: list[dict[str, float]] = []
     with TemporaryDirectory() as scratch:
         fit(recipe, data, out=scratch, device=str(device), pictures=False, on_epoch=rows.append)

@@ -52,7 +52,7 @@ def interleaved(
 def now(device: torch.device) -> float:
     """The time in seconds, when all work given to the device is done."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 

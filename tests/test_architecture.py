@@ -24,7 +24,8 @@ LAYERS = [
     {"weights", "data"},
     {"recipe"},
     {"model", "augment", "doctor", "page"},
-    {"preprocess", "metrics", "plots", "device", "files"},
+    {"preprocess", "metrics", "plots", "device"},
+    {"files"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

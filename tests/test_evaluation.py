@@ -29,7 +29,8 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     write_images(root / "photos" / "train", 12)
     write_images(root / "photos" / "test", 4, seed=1)
-    recipe = tiny_recipe(data={"val_fraction": 0.25, "split_seed": 5, "source": str(root / "photos")})
+    options = {"val_fraction": 0.25, "split_seed": 5, "workers": 0, "memory_budget": 3}
+    recipe = tiny_recipe(data=options | {"source": str(root / "photos")})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
         return fit(recipe, out=root / "run", device="cpu", pictures=False, console=Console(quiet=True))
@@ -118,6 +119,14 @@ def test_a_class_that_the_model_lacks_is_refused(bundle):
         evaluate(bundle, data, **EXACT)
 
 
+def test_a_class_whose_name_the_model_has_twice_is_refused(bundle):
+    twice = replace(bundle, class_names=("ant", "bee", "ant"))
+    pixels, labels = stripes(12)
+    data = ImageSet.from_arrays(pixels, labels % 2, class_names=("ant", "bee"), name="zoo")
+    with pytest.raises(ValueError, match="the model has 2 classes 'ant': rename all but one of them"):
+        evaluate(twice, data, **EXACT)
+
+
 def test_a_class_that_does_not_occur_in_the_split_may_be_unknown(bundle):
     pixels, labels = stripes(12)
     few = labels < 2
@@ -151,6 +160,13 @@ def test_a_run_is_judged_in_the_precision_that_its_recipe_asks_for(run, monkeypa
     assert run.results["precision"] == "float32"
     assert evaluate(run.folder, device="cpu") == run.results["test"]
     assert evaluate(run.folder, device="cpu", precision="bf16") != run.results["test"]
+
+
+def test_a_run_is_judged_with_the_memory_and_the_workers_that_its_recipe_allows(run, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(evaluation, "judge", lambda *given, **more: asked.update(more) or judge(*given, **more))
+    evaluate(run.folder, device="cpu")
+    assert (asked["memory_budget"], asked["workers"]) == (3 << 30, 0)
 
 
 def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path):

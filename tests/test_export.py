@@ -202,6 +202,7 @@ def test_pt2_answers_without_this_package(run, tmp_path):
 @pytest.mark.parametrize("form", FORMATS)
 def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch, form):
     def wrong(bundle, folder, *_):
+        assert folder.parent.parent == tmp_path  # a disk of its own may be mounted at what --out names
         (folder / "model.bin").write_text("new")
         return lambda pixels: logits(bundle, pixels).roll(1, dims=1)
 
@@ -212,6 +213,8 @@ def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, mon
     what = "top-1 falls by" if form == "int8" else "logits differ by"
     with pytest.raises(ValueError, match=f"the {form} export of .* is another function and was not kept: {what}"):
         export_run(run, form, out=tmp_path / "out")
+    with pytest.raises(ValueError, match="another function"):
+        export_run(run, form, out=tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("model.bin", "old")]
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from vitreous.files import check_file, check_folder, replace_file, write_json
+from vitreous.files import check_file, check_folder, path_of, replace_file, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):
@@ -175,3 +176,33 @@ def test_other_places_are_free(kept):
         check_file(kept / file, ".html")
     for folder in ("new", "hub", "run/export/onnx", "."):
         check_folder(kept / folder)
+
+
+def test_of_two_that_write_at_once_each_file_is_whole(tmp_path):
+    file = tmp_path / "x.txt"
+
+    def slowly(part):
+        part.write_text("first, ")
+        replace_file(file, lambda other: other.write_text("second"))
+        part.write_text(part.read_text() + "still")
+
+    replace_file(file, slowly)
+    assert file.read_text() == "first, still" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_system_that_cannot_flush_a_folder_is_no_error(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def only_files(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    replace_file(tmp_path / "x.txt", lambda part: part.write_text("new"))
+    assert (tmp_path / "x.txt").read_text() == "new"
+
+
+def test_a_tilde_is_a_home_folder_only_where_there_is_one(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert path_of("~/x") == Path("/home/me/x") and path_of("~nobody-is-called-so/x") == Path("~nobody-is-called-so/x")

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,9 +105,9 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
         choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
     if not choice:
         return model
-    if not has_compiler():
+    if not has_compiler(device):
         raise ValueError(
-            f"compile={str(choice).lower()} needs a C++ compiler such as g++, and none is here: set compile=false"
+            f"compile={str(choice).lower()} needs a compiler such as g++, and none is here: set compile=false"
         )
     if choice == "reduce-overhead":
         call = torch.compile(model, mode="reduce-overhead")
@@ -120,14 +121,16 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether a GPU and this machine have what `torch.compile` needs: Triton, which needs a C compiler."""
+    """Whether a GPU and this machine have what `torch.compile` needs: Triton, a C compiler and Python's headers."""
     modern = torch.cuda.get_device_capability(device) >= (7, 0)
-    return modern and find_spec("triton") is not None and has_compiler()
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()  # of python3-dev, where the system's has them
+    return modern and find_spec("triton") is not None and headers and has_compiler(device)
 
 
-def has_compiler() -> bool:
-    """Whether there is what `torch.compile` calls: $CXX, $CC, or a compiler of a usual name."""
-    return "CXX" in os.environ or "CC" in os.environ or any(map(shutil.which, ("g++", "gcc", "clang")))
+def has_compiler(device: torch.device) -> bool:
+    """Whether there is what `torch.compile` calls: a C compiler for a GPU, one of C++ for the CPU."""
+    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    return variable in os.environ or any(map(shutil.which, names))
 
 
 def peak_memory(device: torch.device) -> int:

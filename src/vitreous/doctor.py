@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from vitreous.device import cpu_capabilities, has_fast_bf16, pick_device, pick_precision
+from vitreous.files import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
 OPTIONAL = {
@@ -68,8 +69,9 @@ def findings() -> list[str]:
     if installed("torchvision"):
         try:
             import torchvision  # noqa: F401
-        except (RuntimeError, ImportError) as error:
-            found.append(f"torchvision does not import beside this torch ({error}); vitreous does not need it")
+        except Exception as error:  # half imported, it raises whatever comes
+            reason = first_line(error)
+            found.append(f"torchvision does not import beside this torch ({reason}); vitreous does not need it")
     if torch.version.cuda and not torch.cuda.is_available():
         found.append(f"torch is built for CUDA {torch.version.cuda} but sees no GPU: check the driver")
     return found

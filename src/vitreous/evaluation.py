@@ -16,7 +16,7 @@ from vitreous.device import pick_device, pick_precision
 from vitreous.files import read_json
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits
-from vitreous.recipe import read_recipe
+from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
@@ -112,21 +112,29 @@ def judge_run(
         names = [image_set.class_names[label] for label in chosen.labels]
         labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
         chosen = Split(chosen.images, labels)
+    _, options = _record(run)
     judged = judge(
         bundle,
         chosen,
         device=where,
         precision=pick_precision(precision, where),
+        memory_budget=int(options.memory_budget * 2**30),
+        workers=options.workers,
         skip_broken=skip_broken or image_set.skip_broken,
     )
     return judged._replace(name=split)
 
 
+def _record(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
+    """Where what is known of a run lies, and how it read its data: as any, where nothing is known."""
+    folder = None if isinstance(run, Bundle) else find_record(run)
+    return folder, DataOptions() if folder is None else read_recipe(str(folder / "recipe.yaml")).data
+
+
 def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
     """The data a run was trained on, split as it was. fetch: as for `load`. Raises ValueError where it is not known."""
-    folder = None if isinstance(run, Bundle) else find_record(run)
-    options = read_recipe(str(folder / "recipe.yaml")).data if folder is not None else None
-    if options is None or options.source is None:
+    folder, options = _record(run)
+    if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
     data = load(options.source, skip_broken=options.skip_broken, fetch=fetch)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,14 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def path_of(text: Path | str) -> Path:
+    """A path as the user writes it: ~ and ~name are home folders, where there are such."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # nobody is called so: a name that begins with a tilde
+        return Path(text)
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, flush it to the disk, and move it there.
 
@@ -27,7 +37,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(f".{uuid.uuid4().hex}.part")  # of two that write at once each has its own
     try:
         part.touch()
         mode = part.stat().st_mode  # of a new file here; that of safetensors is its owner's alone
@@ -46,7 +56,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         part.unlink(missing_ok=True)
     folder = os.open(target.parent, os.O_RDONLY)
-    os.fsync(folder)  # the move, too
+    with suppress(OSError):  # some file systems of networks cannot
+        os.fsync(folder)  # the move, too
     os.close(folder)
 
 

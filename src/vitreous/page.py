@@ -27,7 +27,7 @@ def write_page(file: Path, *, title: str, sheet: Path, body: str, head: str = ""
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n{head}'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-    replace_file(file, lambda part: part.write_text(text, encoding="utf-8"))
+    replace_file(file, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
 
 
 def png(image: Image.Image) -> str:

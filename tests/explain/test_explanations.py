@@ -143,12 +143,16 @@ def test_a_class_that_is_not_there_is_one_line():
         class_index("beee", CLASSES)
     with pytest.raises(ValueError, match="unknown class '': the model knows ant, bee, cat"):
         explain(tiny_bundle(), [], target="")
+    with pytest.raises(ValueError, match="the model has 2 classes 'crane': it cannot be told which is meant"):
+        class_index("crane", ("crane", "bee", "crane"))
 
 
 def test_images_of_one_name_get_numbers(tmp_path):
     names = ["a/x.png", "b/x.jpg", "x.2.png", "c/x.png", "x-2.png"]
     assert [stem.name for stem in stems(names, tmp_path)] == ["x", "x-2", "x.2", "x-3", "x-2-2"]
     assert stems(["a/x.png"], tmp_path) == [tmp_path / "x"]
+    (long,) = stems(["鶴" * 83 + ".jpg"], tmp_path)
+    long.with_name(f"{long.name}.json").touch()  # of at most 255 bytes
 
 
 def test_no_explanation_takes_the_place_of_a_picture(tmp_path):

@@ -1,5 +1,6 @@
 """`look`: the figures of a model itself, by hand where they can be counted."""
 
+import importlib
 import json
 import logging
 import math
@@ -151,6 +152,19 @@ def test_a_model_without_known_data_shows_what_needs_no_images(tmp_path, caplog)
         figures = look(tiny_bundle(), out=tmp_path, device="cpu")
     assert {path.name for path in tmp_path.iterdir()} == ALWAYS and "images" not in figures
     assert "does not say what it was trained on" in caplog.text
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), ValueError("nobody knows")])
+def test_own_images_that_cannot_be_reached_are_done_without(tmp_path, caplog, monkeypatch, error):
+    monkeypatch.setattr(importlib.import_module("vitreous.explain.look"), "own_data", lambda *_, **__: raise_(error))
+    with caplog.at_level(logging.WARNING):
+        look(tiny_bundle(), out=tmp_path, device="cpu")
+    assert {path.name for path in tmp_path.iterdir()} == ALWAYS
+    assert "without images there are only filters" in caplog.text
+
+
+def raise_(error):
+    raise error
 
 
 def test_pictures_of_another_model_go_and_foreign_ones_stay(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitreous.train import checkpoint
 from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -34,6 +35,14 @@ def test_random_numbers_go_on_where_they_were(tmp_path):
     torch.manual_seed(99)
     load_checkpoint(tmp_path / "last.pt", CPU)
     assert torch.equal(torch.cat([torch.rand(4), torch.randn(2), torch.randperm(10)]), expected)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"last.pt is of another version of vitreous: go on with that one, or start"):
+        load_checkpoint(tmp_path / "last.pt", CPU)
 
 
 @pytest.mark.parametrize("function", ["save", "fsync", "replace"])

@@ -156,17 +156,20 @@ def test_the_model_is_compiled_where_the_recipe_says_so(monkeypatch, compile_cal
     assert torch.equal(call(torch.ones(1, 2)), model(torch.ones(1, 2)))
 
 
-def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile_calls):
+def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile_calls, tmp_path):
     monkeypatch.setattr(device, "can_compile", lambda _: False)
     model = torch.nn.Linear(2, 2)
     assert compiled(model, "auto", torch.device("cuda"), 10_000) is model
     monkeypatch.undo()
-    for capability, triton, compiler, answer in [
-        ((9, 0), "triton", "/usr/bin/gcc", True),
-        ((6, 1), "triton", "/usr/bin/gcc", False),
-        ((9, 0), None, "/usr/bin/gcc", False),
-        ((9, 0), "triton", None, False),
+    (tmp_path / "Python.h").touch()
+    for capability, triton, compiler, headers, answer in [
+        ((9, 0), "triton", "/usr/bin/gcc", tmp_path, True),
+        ((6, 1), "triton", "/usr/bin/gcc", tmp_path, False),
+        ((9, 0), None, "/usr/bin/gcc", tmp_path, False),
+        ((9, 0), "triton", None, tmp_path, False),
+        ((9, 0), "triton", "/usr/bin/gcc", tmp_path / "none", False),
     ]:
+        monkeypatch.setattr(device.sysconfig, "get_path", lambda _, headers=headers: str(headers))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
         monkeypatch.setattr(device, "find_spec", lambda _, triton=triton: triton)
         monkeypatch.setattr(device.shutil, "which", lambda _, compiler=compiler: compiler)
@@ -193,7 +196,7 @@ def test_compiling_needs_a_compiler(monkeypatch, compile_calls):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(device.shutil, "which", lambda _: None)
-    with pytest.raises(ValueError, match=r"^compile=true needs a C\+\+ compiler such as g\+\+, and none is here: set"):
+    with pytest.raises(ValueError, match=r"^compile=true needs a compiler such as g\+\+, and none is here: set"):
         compiled(torch.nn.Linear(2, 2), True, torch.device("cpu"), 1)
     assert not compile_calls
 

@@ -296,6 +296,11 @@ def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch)
     recipe, _, _ = choose_recipe("digits", "probe", settings)
     kept = {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True, "probe_first": False}
     assert recipe.start.model_dump() == kept
+    (tmp_path / "mnist").mkdir()  # of images
+    assert start_settings("mnist", None, None) == ['start.weights="mnist"']
+    (tmp_path / "📷").mkdir()
+    recipe, _, _ = choose_recipe("digits", "probe", start_settings("📷", None, None))
+    assert recipe.start.weights == str(tmp_path / "📷")
     with pytest.raises(ValueError, match="--arch deit says something of the weights of --from"):
         start_settings(None, "deit", None)
 

@@ -86,10 +86,15 @@ def main() -> None:
         if isinstance(error, RuntimeError | MemoryError):
             if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
                 raise
-            message = (
-                "not enough memory: choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"
-            )
+            message = f"not enough memory: {_less_memory(*sys.argv[1:2])}"
         _refuse(message)
+
+
+def _less_memory(command: str = "") -> str:
+    """The way out where a command needs more memory than there is."""
+    if command == "train":
+        return "choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"
+    return "lower --batch-size" if command == "predict" else "use --device cpu, or a machine with more"
 
 
 def _refuse(message: str) -> NoReturn:

@@ -35,7 +35,7 @@ def explain(
     from vitreous.weights import Bundle
 
     check_folder(out)
-    files = image_files(images)
+    files = list(dict.fromkeys(image_files(images)))
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     stem_of = dict(zip(map(image_name, files), stems(files, out), strict=True))

@@ -1,6 +1,7 @@
 """A labelled set of images and its splits."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -173,6 +174,9 @@ def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, o
     if unknown := sorted(set(names) - set(class_names)):
         known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")
         raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}")
+    counts = Counter(class_names)
+    if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
+        raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")
     return np.array([row_of[name] for name in names], np.int64)
 
 

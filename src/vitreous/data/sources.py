@@ -12,7 +12,7 @@ from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import SPLITS, check_complete, read_parquet
 from vitreous.data.stores import FileImages, as_text
-from vitreous.files import first_line
+from vitreous.files import first_line, path_of
 
 log = logging.getLogger("vitreous")
 
@@ -35,7 +35,7 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
     for under $VITREOUS_DATA, too. fetch: whether the network may be asked for a set that is not kept here.
     """
     name = source if isinstance(source, str) else ""
-    path = Path(source).expanduser()
+    path = path_of(source)
     if name == "digits":
         image_set = _digits()
     elif name in HUB:

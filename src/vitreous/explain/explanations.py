@@ -179,6 +179,8 @@ def batch_size(config: ViTConfig) -> int:
 
 def class_index(name: str, class_names: Sequence[str]) -> int:
     """Where a class is among the model's. Raises ValueError for one that is not there."""
+    if class_names.count(name) > 1:
+        raise ValueError(f"the model has {class_names.count(name)} classes '{name}': it cannot be told which is meant")
     if name in class_names:
         return class_names.index(name)
     near = difflib.get_close_matches(name, class_names, n=1)
@@ -222,7 +224,7 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
     given: set[str] = set()
     result = []
     for name in names:
-        plain = stem = Path(name).stem or "image"
+        plain = stem = Path(name).stem.encode()[:200].decode(errors="ignore") or "image"  # names have 255 bytes
         number = 1
         while stem in given:
             number += 1

@@ -142,7 +142,7 @@ def position_similarity(model: ViT) -> Tensor:
     else:
         table = model.positions[0, -grid[0] * grid[1] :].detach()  # (patches, D)
     table = F.normalize(table.float(), dim=1)
-    return (table @ table.T).view(*grid, *grid)
+    return (table @ table.T).clamp(-1, 1).view(*grid, *grid)
 
 
 @torch.no_grad()
@@ -206,15 +206,14 @@ def _images(
     bundle: Bundle, run: Path | str | Bundle, data: ImageSet | Path | str | None, count: int
 ) -> np.ndarray | None:
     """uint8 (n, C, H, W), evenly from one split; None where a run does not say what it was trained on."""
+    own = data is None
     try:
-        if data is None:
-            data = own_data(run, fetch=False)
-        image_set = data if isinstance(data, ImageSet) else load(data)
-    except ValueError as error:
-        if data is not None:
+        image_set = own_data(run, fetch=False) if own else data if isinstance(data, ImageSet) else load(data)
+        split = image_set.splits[image_set.judged]
+        chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=own or image_set.skip_broken)
+    except (ValueError, OSError) as error:
+        if not own:
             raise
         log.warning("%s; without images there are only filters and positions", error)
         return None
-    split = image_set.splits[image_set.judged]
-    chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=image_set.skip_broken)
     return chosen.images.read(np.arange(len(chosen)), bundle.preprocess)

@@ -1,5 +1,7 @@
 """`export_run`: a trained model in another format, together with the proof that it is the same function."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -52,8 +54,8 @@ def export_run(
     check_folder(folder)
     bundle = Bundle.load(source)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch, torch.no_grad():
+    folder.mkdir(parents=True, exist_ok=True)
+    with _gone_if_empty(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
         part = Path(scratch)
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         rounded = form == "int8"
@@ -66,7 +68,15 @@ def export_run(
         receipt |= {"packages": {name: installed(name) for name in ("vitreous", "torch", *NEEDED.get(form, ()))}}
         write_json(part / RECEIPT, receipt)
         check_free([folder / file.name for file in part.iterdir()], folder / RECEIPT, f'"format": "{form}"')
-        folder.mkdir(exist_ok=True)
         for file in part.iterdir():
             file.replace(folder / file.name)
     return folder, receipt
+
+
+@contextmanager
+def _gone_if_empty(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is not
+            folder.rmdir()

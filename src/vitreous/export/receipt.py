@@ -29,16 +29,15 @@ class Inputs(NamedTuple):
 
 
 def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> Inputs:
-    """Test images of the run's own data, spread evenly over them; noise where a run's data is not known or here."""
+    """Test images of the run's own data, spread evenly over them; noise where a run's data is not known or cannot
+    be read."""
     try:
         data = own_data(run, fetch=False)
-    except ValueError:
-        data = None
-    if data is None:
+        split = decode(data.splits[data.judged].evenly(most), bundle.preprocess, skip_broken=True)
+    except (ValueError, OSError):
         shape = (at_least, *bundle.preprocess.shape)
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
-    split = decode(data.splits[data.judged].evenly(most), bundle.preprocess, skip_broken=data.skip_broken)
     count = len(split)
     rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
     labels = torch.from_numpy(np.asarray(split.labels)[rows]) if data.class_names == bundle.class_names else None

@@ -7,13 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitreous.files import replace_file
+
 BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # told apart by the colour-blind, too (Paul Tol's "muted")
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture, and the folder it goes to."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    replace_file(path, lambda part: figure.savefig(part, dpi=120, format="png"))
 
 
 def show(axes: Axes, image: np.ndarray) -> None:

@@ -7,15 +7,18 @@ import torch
 
 from vitreous.files import replace_file
 
+FORMAT = 2  # raised where what is kept means something else: a run must not go on with other numbers
+
 
 def random_state() -> dict[str, Any]:
     """Of torch's generators in this process."""
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+    states = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+    return states | {"mps": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else states
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Any]] | None = None) -> None:
     """Write tensors and plain values. random: `random_state` of each process, unless given of this one alone."""
-    content = content | {"random": random or [random_state()]}
+    content = content | {"format": FORMAT, "random": random or [random_state()]}
     replace_file(path, lambda part: torch.save(content, part))
 
 
@@ -31,10 +34,14 @@ def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str
         raise
     except Exception as error:  # torch.load raises a different type for each way in which a file can be broken
         raise ValueError(f"{path} is damaged ({type(error).__name__}): remove it to start the run again") from error
+    if content.pop("format", 1) != FORMAT:
+        raise ValueError(f"{path} is of another version of vitreous: go on with that one, or start again with --out")
     if rank >= len(states):
         return content
     random = states[rank]
     torch.set_rng_state(random["cpu"])
     if device.type == "cuda" and len(random["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(random["cuda"])
+    if device.type == "mps" and "mps" in random:
+        torch.mps.set_rng_state(random["mps"])
     return content

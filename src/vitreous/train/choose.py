@@ -7,7 +7,9 @@ from pathlib import Path
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import HUB, load
 from vitreous.device import has_amx, pick_device
+from vitreous.files import path_of
 from vitreous.recipe import Recipe, read_recipe, recipe_names
+from vitreous.weights.bundle import is_shipped
 
 NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
@@ -26,9 +28,11 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
         return []
     if not weights:
         raise ValueError("--from is empty: give a run, weights, or hf:owner/name")
-    path = Path(weights).expanduser()
-    given = {"weights": str(path.resolve()) if path.exists() else weights, "arch": arch, "revision": revision}
-    return [f"start.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    path = path_of(weights)
+    given = {"weights": weights, "arch": arch, "revision": revision}
+    if path.exists() and not is_shipped(weights):
+        given["weights"] = str(path.resolve())
+    return [f"start.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
 
 
 def choose_recipe(
@@ -66,7 +70,7 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if source not in NAMED and (path := Path(source).expanduser()).exists():
+    if source not in NAMED and (path := path_of(source)).exists():
         source = str(path.resolve())
     return recipe.with_options("data", source=source), data, reason
 
@@ -109,7 +113,7 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """
     if data is None:
         data = data_of(recipe)
-    elif data.source not in (recipe.data.source, str(Path(recipe.data.source or "").expanduser().resolve())):
+    elif data.source not in (recipe.data.source, str(path_of(recipe.data.source or "").resolve())):
         recipe = recipe.with_options("data", source=None)  # not what the model will have seen
     if recipe.data.source is not None:
         recipe = recipe.with_options("data", source=data.source)  # a path is absolute then, and holds anywhere

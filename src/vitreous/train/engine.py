@@ -37,12 +37,12 @@ class Engine:
         for name in track:  # accelerate leaves out in silence what is not installed
             if find_spec(name) is None:
                 raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
-        # the recipe's precision counts, not the launcher's; the trackers' folder is given when they start
-        options = {"mixed_precision": "no", "log_with": list(track) or None, "project_dir": "."}
+        # the recipe's precision and compiling count, not the launcher's; the trackers' folder is given when they start
+        options = {"mixed_precision": "no", "dynamo_backend": "no", "log_with": list(track) or None, "project_dir": "."}
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
             with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
-                self._accelerator = Accelerator(**options)
+                self._accelerator = Accelerator(cpu=pick_device(device).type == "cpu", **options)
         else:
             self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
             self._hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)

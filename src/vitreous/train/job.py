@@ -64,6 +64,11 @@ class Job:
         self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
         if len(self.train_batches) < engine.processes:
             raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
+        if engine.processes > 1 and recipe.optim.accumulate > 1 and len(self.train_batches) < recipe.optim.batch_size:
+            raise ValueError(  # processes would take unequal numbers of parts, and wait for each other
+                f"{len(self.train_batches)} training images do not fill a batch that is taken in parts by several "
+                "processes: set optim.accumulate=1"
+            )
         self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
         torch.manual_seed(recipe.seed)
         self.given = start is None and model is not None
@@ -173,7 +178,7 @@ class Job:
     ) -> bool:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
         with (
-            Display(self.console, self.recipe.epochs, self.steps, self.engine.device) as display,
+            Display(self.console, self.recipe.epochs, self.steps, self.engine.device, self.state.images) as display,
             stop_flag() as stop,
         ):
 

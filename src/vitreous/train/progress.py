@@ -61,9 +61,12 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
 
 
 class Display:
-    """Shows epoch, step, images/s, loss, accuracies, memory in use and time left."""
+    """Shows epoch, step, images/s, loss, accuracies, memory in use and time left.
 
-    def __init__(self, console: Console, epochs: int, steps: int, device: torch.device):
+    images: that the pass under way has seen before, where a run goes on.
+    """
+
+    def __init__(self, console: Console, epochs: int, steps: int, device: torch.device, images: int = 0):
         self.console, self.epochs, self.steps, self.device = console, epochs, steps, device
         self.bar = None
         if console.is_terminal:
@@ -77,7 +80,7 @@ class Display:
                 console=console,
                 expand=True,
             )
-        self.last = (time.monotonic(), 0)  # of the last report: when, and how many images the pass had seen
+        self.last = (time.monotonic(), images)  # of the last report: when, and how many images the pass had seen
         self.last_line = time.monotonic()
 
     def __enter__(self) -> "Display":

@@ -5,7 +5,6 @@
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,12 +111,17 @@ def find_bundle(run: Path | str) -> Path:
     raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
 
 
+def is_shipped(run: Path | str) -> bool:
+    """Whether a name means a shipped bundle: where a run or a bundle of this name lies here, it means that."""
+    try:
+        return find_bundle(run) == SHIPPED / run
+    except ValueError:  # no bundle: others' weights, or a cross-validation
+        return False
+
+
 def find_record(run: Path | str) -> Path | None:
     """Where the recipe of a run, or of a shipped model, lies with what else is known of its training."""
-    folder = Path(run)
-    with suppress(ValueError):  # no bundle: others' weights, or a cross-validation
-        if find_bundle(folder) == SHIPPED / folder:
-            folder = SHIPPED / folder
+    folder = SHIPPED / run if is_shipped(run) else Path(run)
     return folder if (folder / "recipe.yaml").is_file() else None
 
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vitreous.files import first_line
+from vitreous.files import first_line, path_of
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
@@ -149,7 +149,7 @@ def find_weights(source: Path | str, revision: str | None = None) -> Path:
         return _download(source.removeprefix("hf:"), revision)
     if revision is not None:
         raise ValueError(f"revision '{revision}' belongs to a repository of the Hub, hf:owner/name, not to '{source}'")
-    path = Path(source).expanduser()
+    path = path_of(source)
     if path.is_file():
         return path
     try:

@@ -41,7 +41,11 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"{file} is refused: it holds more than tensors, and loading it could run code ({reason}): "
             f"save the weights alone, best as .safetensors"
         ) from error
+    except PermissionError:  # not the file's fault
+        raise
     except Exception as error:  # whatever a damaged file makes its reader raise
+        if isinstance(error, RuntimeError) and "memory" in str(error):
+            raise
         reason = first_line(error)
         raise ValueError(f"{file} is damaged or no {file.suffix} file: {reason}") from error
     return _state_dict(content, file)
