@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, 
 
 from vitreous import evaluation, prediction
 from vitreous.data import loaders
+from vitreous.export import export_run
 from vitreous.recipe import read_recipe, recipe_names
 from vitreous.train.run import Run, fit
+from vitreous.weights import Bundle
 
 RECIPE = """
 epochs: 2
@@ -271,6 +274,44 @@ def test_walk_writes_one_page(vitreous, tmp_path):
     assert "001.png through run" in (tmp_path / "x" / "walk.html").read_text()
 
 
+def test_images_of_the_runs_own_data_are_asked_about_by_their_row(vitreous, work, tmp_path):
+    code, out, _ = vitreous("predict", "run", "photos/test/bee/001.png", "test:5")  # ant has 4
+    lines = out.splitlines()
+    assert code == 0 and lines[1] == lines[0].replace("photos/test/bee/001.png", "test:5")
+    code, out, _ = vitreous("explain", "run", "test:5", "val:0", "--out", tmp_path / "maps")
+    assert code == 0 and {path.name for path in (tmp_path / "maps").glob("*.png")} == {"test:5.png", "val:0.png"}
+    code, _, _ = vitreous("walk", "run", "test:5", "--out", tmp_path / "walk.html")
+    assert code == 0 and "test:5 through run" in (tmp_path / "walk.html").read_text()
+    code, out, _ = vitreous("embed", "run", "--split", "test", "--nearest", "test:5", "--k", 1)
+    assert code == 0 and out.splitlines()[-1].endswith("test/bee/001.png") and "1.0000  bee" in out
+    code, _, err = vitreous("predict", "run", "test:12")
+    assert code == 2 and err == "vitreous: test:12: test has rows 0 to 11: use one of them\n"
+    code, _, err = vitreous("predict", "run", "photos/test/ant/000.png", "train:99999999999999999999")
+    assert code == 2 and "train has rows 0 to 26" in err
+    shutil.copy(work / "photos/test/ant/000.png", work / "test:5")  # a file of this name is meant, where there is one
+    first, second = vitreous("predict", "run", "test:5", "photos/test/ant/000.png")[1].splitlines()
+    (work / "test:5").unlink()
+    assert second == first.replace("test:5", "photos/test/ant/000.png")
+
+
+def test_others_weights_are_asked_as_a_run_is(vitreous, work, tmp_path):
+    export_run(work / "run", "timm", out=tmp_path / "theirs")
+    image = "photos/test/ant/000.png"
+    (own,) = prediction.predict(replace(Bundle.of(work / "run"), temperature=1.0), image)  # theirs have none
+    theirs = json.loads(vitreous("predict", tmp_path / "theirs", image, "--json")[1])
+    assert tuple(theirs["classes"]) == own.classes
+    assert theirs["probabilities"] == pytest.approx(own.probabilities, abs=1e-5)
+    for command in ("explain", "walk"):
+        out = tmp_path / ("maps" if command == "explain" else "walk.html")
+        assert vitreous(command, tmp_path / "theirs", image, "--out", out)[0] == 0 and out.exists()
+    code, _, _ = vitreous("look", tmp_path / "theirs", "--out", tmp_path / "look")
+    assert code == 0 and (tmp_path / "look" / "filters.png").exists()
+    code, out, _ = vitreous("evaluate", tmp_path / "theirs", "photos")
+    assert code == 0 and "12" in out
+    code, _, err = vitreous("predict", tmp_path / "theirs", "test:0")
+    assert code == 2 and "does not say what it was trained on" in err
+
+
 def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_path):
     before = (work / "run" / "results.json").read_bytes()
     for split in ("test", "val", "train"):
@@ -279,6 +320,12 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert code == 0 and list(figures) == [split] and f"{figures[split]['top1']:.2%}" in out
         report = (tmp_path / split / "report.html").read_text()
         assert f"{figures[split]['top1']:.2%}" in report and "vitreous evaluate run --split" in report
+        with (tmp_path / split / "answers.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        right = [row for row in rows if row["class"] == row["answer"]]
+        assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
+        assert all(f"/{row['class']}/" in row["image"] for row in rows)
+        assert all(row["probability"] == row["probability_of_class"] for row in right)
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos/test")
     assert code == 0 and out.endswith("there are no test images: judged on train\n")
@@ -354,6 +401,13 @@ def test_a_run_is_resumed_by_its_folder_alone(vitreous, work, stopped):
     assert equal(weights_of(stopped), weights_of(work / "run"))
     code, _, err = vitreous("train", "--resume", "--out", stopped)
     assert code == 2 and err == f"vitreous: the run in {stopped} is finished: start another one with --out\n"
+
+
+def test_a_run_is_ended_where_it_stands(vitreous, stopped):
+    code, out, _ = vitreous("train", "--finish", "--out", stopped)
+    assert code == 0 and "epoch 1 of 1 kept" in out and (stopped / "report.html").exists()
+    code, _, err = vitreous("train", "--finish")
+    assert code == 2 and err == "vitreous: --finish needs the run folder: name it with --out\n"
 
 
 def test_a_run_is_resumed_by_the_command_that_started_it(vitreous, work, stopped):
@@ -446,7 +500,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
         ("evaluate nowhere", "no model 'nowhere' here: give a run folder"),
-        ("evaluate photos", "photos holds no trained model"),
+        ("evaluate photos", "photos holds no weight file: give one of them, or a folder with model.safetensors"),
         ("evaluate run nowhere", "'nowhere' is no file or folder here"),
         ("evaluate run --split holdout", "photos has no split 'holdout': use train or val or test"),
         ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
@@ -553,8 +607,8 @@ def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
         (FloatingPointError("the loss is nan"), "the loss is nan"),
         (ImportError("vitreous x needs y"), "vitreous x needs y"),
         (OSError(), "OSError"),
-        (RuntimeError("CUDA out of memory. Tried"), "not enough memory: choose a smaller model or image, lower "),
-        (MemoryError(), "not enough memory: choose a smaller model or image, lower "),
+        (RuntimeError("CUDA out of memory. Tried"), "not enough memory: use --device cpu, or a machine with more"),
+        (MemoryError(), "not enough memory: use --device cpu, or a machine with more"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal"), "a process that reads images has died, often "),
     ],
 )

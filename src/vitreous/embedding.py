@@ -11,7 +11,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
-from vitreous.prediction import forward, images_at_once, read_image, split_logits
+from vitreous.prediction import Asked, forward, images_at_once, read_image, split_logits
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
@@ -60,7 +60,7 @@ def embed_split(
     return Features(features, batches.labels, data.class_names, names)
 
 
-def embed_image(bundle: Bundle, image: Path | str, device: str = "auto", precision: str = "auto") -> Tensor:
+def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: str = "auto") -> Tensor:
     """Features (D,) of one image. Raises BrokenImage, a ValueError."""
     where = pick_device(device)
     pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)

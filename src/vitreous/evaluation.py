@@ -1,5 +1,6 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
+import csv
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import Images
 from vitreous.device import pick_device, pick_precision
-from vitreous.files import read_json
+from vitreous.files import read_json, replace_file
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import DataOptions, read_recipe
@@ -67,6 +68,22 @@ def judge(
     seconds = time.monotonic() - started
     figures = classification_metrics(logits, batches.labels, bundle.temperature)
     return Judged(bundle, figures, logits, batches.labels, batches.images, seconds)
+
+
+def write_answers(judged: Judged, path: Path) -> None:
+    """One row an image: where it lies, its class, the answer, and the probabilities of both."""
+    probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
+    answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", "class", "answer", "probability", "probability_of_class"])
+            for row, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
+                shares = [f"{probabilities[row, i]:.6f}" for i in (answer, label)]
+                writer.writerow([judged.images.describe(row), names[label], names[answer], *shares])
+
+    replace_file(path, write)
 
 
 def evaluate(

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import files_below
-from vitreous.data.stores import BrokenImage, FileImages, as_text
+from vitreous.data.stores import BrokenImage, FileImages, Images, as_text
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import replace_file
 from vitreous.model import ViTConfig
@@ -32,6 +33,18 @@ class Prediction(NamedTuple):
     image: str
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of a split, to be asked about as a file is."""
+
+    images: Images
+    row: int
+    name: str
+
+
+Asked = Path | str | Image.Image | StoredImage
 
 
 @torch.inference_mode()
@@ -69,7 +82,7 @@ def split_logits(
 
 def predict(
     run: Path | str | Bundle,
-    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
+    images: Iterable[Asked] | Asked,
     *,
     top: int = 5,
     batch_size: int = 64,
@@ -121,12 +134,12 @@ def images_at_once(config: ViTConfig) -> int:
 
 
 def read_images(
-    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
+    images: Iterable[Asked] | Asked,
     preprocess: Preprocess,
     broken: list[BrokenImage] | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Name and pixels, uint8 (C, H, W) of the model's size, of each image, or of the one; broken as for `predict`."""
-    for image in [images] if isinstance(images, Path | str | Image.Image) else images:
+    for image in [images] if isinstance(images, Asked) else images:
         try:
             pixels = read_image(image, preprocess)
         except BrokenImage as error:
@@ -137,20 +150,24 @@ def read_images(
             yield image_name(image), pixels
 
 
-def read_image(image: Path | str | Image.Image, preprocess: Preprocess) -> np.ndarray:
+def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
     if isinstance(image, Image.Image):
         try:
             return preprocess.fit_image(image)
         except Exception as error:  # an opened file is decoded only here
             raise BrokenImage(f"{image_name(image)}: {error}") from error
+    if isinstance(image, StoredImage):
+        return image.images.read([image.row], preprocess)[0]
     if not isinstance(image, Path | str):
         raise TypeError(f"predict takes paths and PIL images, not {type(image).__name__}: Image.fromarray makes one")
     return FileImages([image]).read([0], preprocess)[0]
 
 
-def image_name(image: Path | str | Image.Image) -> str:
+def image_name(image: Asked) -> str:
     """Where an image came from, as far as it knows."""
+    if isinstance(image, StoredImage):
+        return image.name
     return as_text(getattr(image, "filename", "") or image)
 
 

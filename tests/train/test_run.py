@@ -627,6 +627,28 @@ def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("val_fraction", [0, 0.25])
+def test_an_interrupted_run_may_be_ended_where_it_stands(trained, val_fraction):
+    recipe = tiny_recipe(epochs=9, data={"val_fraction": val_fraction}, optim={"ema": 0.9})
+    folder = trained(recipe, tiny_set(), on_step=interrupt_after(7)).folder
+    average, state = (checkpoint_of(folder)[part] for part in ("average", "state"))
+    assert (state["epoch"], state["step"] > 0) == (1, True)
+    kept = weights_of(folder) if val_fraction else None
+    run = trained(recipe, tiny_set(), finish=True, on_step=pytest.fail)
+    assert (run.results["epochs"], run.results["best_epoch"]) == (1, 1) and run.results["test"]["count"] == 12
+    assert equal(weights_of(folder), kept or average)  # those of the last validation; without one, of the last step
+    assert run.results["passes"] == state["seen"] / (36 if val_fraction else 48)
+    with pytest.raises(ValueError, match="is finished"):
+        trained(recipe, tiny_set(), resume=True)
+
+
+def test_a_run_without_a_whole_pass_has_nothing_to_end(trained):
+    trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
+    with pytest.raises(ValueError, match=r"no pass of the run in .*run is complete: go on with it by --resume"):
+        trained(tiny_recipe(), tiny_set(), finish=True)
+    assert trained(tiny_recipe(), tiny_set(), resume=True).results["epochs"] == 2
+
+
 def press_twice(pause):
     def on_step(state, _):
         os.kill(os.getpid(), signal.SIGINT)
@@ -1295,6 +1317,9 @@ def test_tracked_figures_are_written(trained):
     expected = [(int(row["epoch"]), float(row["val_loss"])) for row in metrics_rows(run.folder)]
     assert [step for step, _ in found] == [1, 2]
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
+    for name, value in (("final_test_top1", "top1"), ("final_test_f1_macro", "f1_macro")):
+        (event,) = scalars.Scalars(name)
+        assert (event.step, event.value) == (2, pytest.approx(run.results["test"][value], rel=1e-6))
 
 
 def test_the_terminal_shows_every_epoch(tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Data, Device, Revision, RunArgument, SkipBroken
+from vitreous.cli.options import Architecture, Data, Device, Images, Revision, RunArgument, SkipBroken
 from vitreous.cli.output import report_broken, results_table
 
 
@@ -17,20 +17,27 @@ def evaluate(
         str | None,
         typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write results.json and report.html into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results.json, answers.csv and report.html into this folder.")
+    ] = None,
     skip_broken: SkipBroken = False,
+    arch: Architecture = None,
+    revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
     from rich.console import Console
 
-    from vitreous.evaluation import judge_run
+    from vitreous.cli.asked import asked_model
+    from vitreous.evaluation import judge_run, write_answers
     from vitreous.files import check_folder, check_free, write_json
 
     if out is not None:
         check_folder(out)
-        check_free((out / "results.json", out / "report.html"), out / "results.json", '"ece_unscaled"')
-    judged = judge_run(run, data, split=split, device=device, skip_broken=skip_broken)
+        files = [out / name for name in ("results.json", "answers.csv", "report.html")]
+        check_free(files, files[0], '"ece_unscaled"')
+    model = asked_model(run, arch, revision)
+    judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if split is None and judged.name != "test":
         print(f"there are no test images: judged on {judged.name}")
@@ -42,35 +49,40 @@ def evaluate(
 
         where = pick_device(device)
         write_json(out / "results.json", {judged.name: judged.figures})
+        write_answers(judged, out / "answers.csv")
         evaluation_report(
             out / "report.html",
             judged,
             model=run,
             data=data,
-            environment=environment(where, pick_precision(own_precision(run), where), 1),
+            environment=environment(where, pick_precision(own_precision(model), where), 1),
         )
 
 
 def predict(
     run: RunArgument,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")],
+    images: Images,
     top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    arch: Architecture = None,
+    revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
+    from vitreous.cli.asked import asked_images, asked_model
     from vitreous.files import check_file
-    from vitreous.prediction import image_files, write_csv, write_json_lines, write_text
     from vitreous.prediction import predict as ask
+    from vitreous.prediction import write_csv, write_json_lines, write_text
 
     if json_lines and csv_file:
         raise ValueError("--json and --csv exclude each other: use one of them")
     if csv_file:
         check_file(csv_file, ".csv")
     broken: list = []
-    answers = ask(run, image_files(images), top=top, batch_size=batch_size, device=device, broken=broken)
+    model = asked_model(run, arch, revision)
+    answers = ask(model, asked_images(model, images), top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
         write_csv(answers, csv_file)
     else:
@@ -79,13 +91,13 @@ def predict(
 
 
 def embed(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
-    ],
+    run: RunArgument,
     data: Data = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
     out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
-    nearest: Annotated[Path | None, typer.Option(metavar="IMAGE", help="Show the images most like this one.")] = None,
+    nearest: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Show the images most like this one: a file, or test:7 of DATA.")
+    ] = None,
     k: Annotated[int, typer.Option(min=1, help="Neighbours that vote, and that are shown.")] = 5,
     arch: Architecture = None,
     revision: Revision = None,
@@ -93,6 +105,7 @@ def embed(
     device: Device = "auto",
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
+    from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data
@@ -107,7 +120,10 @@ def embed(
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     if split not in images.splits:
         raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
-    query = None if nearest is None else embed_image(bundle, nearest, device, precision)
+    query = None
+    if nearest is not None:
+        asked = stored_image(images, nearest) if is_row(nearest) else nearest
+        query = embed_image(bundle, asked, device, precision)
     own = embed_split(bundle, images, split, device=device, precision=precision, skip_broken=skip_broken)
     among, how = None, "leave-one-out"
     if split != "train":

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Device, RunArgument
+from vitreous.cli.options import Architecture, Device, Images, Revision, RunArgument
 from vitreous.cli.output import report_broken
 
 
 def explain(
     run: RunArgument,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Files, folders or patterns.")],
+    images: Images,
     out: Annotated[Path, typer.Option(help="The folder for a PNG and a JSON file an image.")] = Path("explanations"),
     method: Annotated[
         str | None,
@@ -24,24 +24,30 @@ def explain(
     ] = None,
     head: Annotated[int | None, typer.Option(help="Show this head alone, from 1.")] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Measure deletion and insertion of each image.")] = False,
+    arch: Architecture = None,
+    revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Show what answers rest on: for each image a figure and its numbers."""
+    from vitreous.cli.asked import asked_images, asked_model
     from vitreous.explain.explanations import explain as ask
     from vitreous.explain.explanations import stems, write_explanation
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
-    from vitreous.prediction import image_files, image_name
+    from vitreous.prediction import image_name
     from vitreous.weights import Bundle
 
     check_folder(out)
-    files = list(dict.fromkeys(image_files(images)))
+    model = asked_model(run, arch, revision)
+    asked = list(dict.fromkeys(asked_images(model, images)))
+    files = [image for image in asked if isinstance(image, Path)]
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
-    stem_of = dict(zip(map(image_name, files), stems(files, out), strict=True))
-    bundle, broken = Bundle.of(run), []
+    names = [str(image) if isinstance(image, Path) else image.name for image in asked]
+    stem_of = dict(zip(map(image_name, asked), stems(names, out), strict=True))
+    bundle, broken = Bundle.of(model), []
     options = {"method": method or DEFAULT, "target": target, "layer": layer, "head": head, "curves": curves}
-    for explanation in ask(bundle, files, **options, device=device, broken=broken):
+    for explanation in ask(bundle, asked, **options, device=device, broken=broken):
         stem = stem_of[explanation.image]
         write_explanation(explanation, bundle.model.config.patch_size, stem)
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}, see {stem}.png")
@@ -53,26 +59,36 @@ def look(
     data: Annotated[str | None, typer.Option(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and look.json.")] = Path("look"),
     count: Annotated[int, typer.Option(min=1, help="Images to look through.")] = 128,
+    arch: Architecture = None,
+    revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Draw a model itself: filters, positions, how far its heads look, its tokens by depth."""
+    from vitreous.cli.asked import asked_model
     from vitreous.explain.look import look as draw
     from vitreous.files import check_folder
 
     check_folder(out)
-    draw(run, data, out=out, count=count, device=device)
+    draw(asked_model(run, arch, revision), data, out=out, count=count, device=device)
     print(f"pictures: {out}")
 
 
 def walk(
     run: RunArgument,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image file.")],
+    image: Annotated[
+        str, typer.Argument(metavar="IMAGE", help="An image file; test:7 is a row of the run's own data.")
+    ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("walk.html"),
+    arch: Architecture = None,
+    revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Follow one image through a model, on a page: every step with its shape, its equation and its code."""
+    from vitreous.cli.asked import asked_images, asked_model, is_row
     from vitreous.explain.walk import walk as follow
     from vitreous.files import check_file
 
     check_file(out, ".html")
-    print(f"page: {follow(run, image, out=out, device=device)}")
+    model = asked_model(run, arch, revision)
+    (asked,) = asked_images(model, [image]) if is_row(image) else [image]
+    print(f"page: {follow(model, asked, out=out, device=device)}")

@@ -9,4 +9,10 @@ Architecture = Annotated[str | None, typer.Option(help="Architecture of weights 
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, a bundle folder, or a shipped name.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
+]
+Images = Annotated[
+    list[str],
+    typer.Argument(metavar="IMAGE...", help="Files, folders or patterns; test:7 is a row of the run's own data."),
+]

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,9 @@ def train(
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="End the run in --out: keep and judge what it has learnt so far.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Stop before training: recipe, data, first batch, time needed.")
     ] = False,
@@ -60,8 +64,9 @@ def train(
         overrides.append(f"seed={seed}")
     if folds is not None:
         overrides.append(f"data.folds={folds}")
+    resume = resume or finish
     if resume and out is None:
-        raise ValueError("--resume needs the run folder: name it with --out")
+        raise ValueError(f"--{'finish' if finish else 'resume'} needs the run folder: name it with --out")
 
     from rich.console import Console
 
@@ -83,7 +88,9 @@ def train(
     if reason:
         say(console, reason)
     cross = chosen.data.folds is not None and chosen.data.fold is None
-    train = fit_folds if cross else fit
+    if cross and finish:
+        raise ValueError(f"{out} is a cross-validation: --finish ends one of its folds, such as {out / 'fold-1'}")
+    train = fit_folds if cross else partial(fit, finish=finish)
     run = train(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results and cross:
         figures = "{folds} folds: top-1 {top1_mean:.2%} ± {top1_sd:.2%} (mean ± sd, n = {n}), loss {loss_mean:.4f}"

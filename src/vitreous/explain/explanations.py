@@ -1,6 +1,7 @@
 """Explain the answers of a trained model, image by image: `vitreous explain`."""
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from vitreous.data.stores import BrokenImage
@@ -29,10 +29,11 @@ from vitreous.explain.methods import (
 )
 from vitreous.files import check_free, write_json
 from vitreous.model import ViTConfig
-from vitreous.prediction import read_images
+from vitreous.prediction import Asked, read_images
 from vitreous.weights import Bundle
 
 TOP = 5
+LONGEST = 200  # bytes of a file name, of the 255 that there may be
 WEIGHTS = 1 << 26  # attention weights that one batch may keep: 256 MiB
 
 
@@ -81,7 +82,7 @@ class Explanation:
 
 def explain(
     run: Path | str | Bundle,
-    images: Iterable[Path | str | Image.Image] | Path | str | Image.Image,
+    images: Iterable[Asked] | Asked,
     *,
     method: Method = DEFAULT,
     target: str | None = None,
@@ -224,7 +225,10 @@ def stems(names: Sequence[str], folder: Path) -> list[Path]:
     given: set[str] = set()
     result = []
     for name in names:
-        plain = stem = Path(name).stem.encode()[:200].decode(errors="ignore") or "image"  # names have 255 bytes
+        plain = Path(name).stem or "image"
+        if len(os.fsencode(plain)) > LONGEST:
+            plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
+        stem = plain
         number = 1
         while stem in given:
             number += 1

@@ -18,7 +18,7 @@ from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.model.vit import MLP, Block, Pool
 from vitreous.page import png, write_page
 from vitreous.plots import heat, overlay
-from vitreous.prediction import image_name, read_image
+from vitreous.prediction import Asked, image_name, read_image
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
@@ -48,9 +48,7 @@ POOLS = {
 
 
 @torch.no_grad()
-def walk(
-    run: Path | str | Bundle, image: Path | str | Image.Image, *, out: Path | str = "walk.html", device: str = "auto"
-) -> Path:
+def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html", device: str = "auto") -> Path:
     """Write the page of one image, a single file that needs no network, and return its path.
 
     run and image: as for `predict`. The code on it is read from the source at that moment. Raises ValueError for an

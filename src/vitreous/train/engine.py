@@ -135,7 +135,8 @@ class Engine:
     def start_trackers(self, folder: Path, config: dict[str, str | int | float | bool]) -> None:
         if self._tracked:
             self._accelerator.project_configuration.logging_dir = str(folder)
-            wandb = {"name": folder.name, "dir": str(folder)}
+            name = "-".join(folder.parts[-2:]) if folder.name.startswith("fold-") else folder.name
+            wandb = {"name": name, "dir": str(folder)}
             try:
                 self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
             except Exception as error:  # each tracker has errors of its own
@@ -145,8 +146,7 @@ class Engine:
         if self._tracked:
             self._accelerator.log(values, step)
 
-    def finish(self) -> None:
-        """Close the trackers."""
+    def end_trackers(self) -> None:
         for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
             tracker.finish()
 

@@ -193,9 +193,18 @@ class Job:
             hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
-            finished = self._loop(hooks, self.recipe)
-        self.engine.finish()
-        return finished
+            return self._loop(hooks, self.recipe)
+
+    def check_begun(self) -> None:
+        """Raises ValueError where there is nothing to end: no pass is complete."""
+        if not self.state.epoch:
+            raise ValueError(f"no pass of the run in {self.folder} is complete: go on with it by --resume")
+
+    def keep_present(self) -> None:
+        """End training here: without validation images, which choose among epochs, the present weights are kept."""
+        if self.val_batches is None:
+            self.state.best_epoch = self.state.epoch
+            self.keep(self.engine.unwrap(self.model) if self.average is None else self.average.module)
 
     def probe(self) -> None:
         """Fit the head alone, to features that are computed once. For the main process, which then has the model."""

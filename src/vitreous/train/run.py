@@ -16,12 +16,12 @@ from vitreous.data.images import ImageSet
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, StartOptions, flat
+from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import alone, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
-from vitreous.train.outcome import finish
 from vitreous.train.progress import say, show_log
 from vitreous.train.start import check_start, load_start
 from vitreous.weights import Bundle
@@ -57,6 +57,7 @@ def fit(
     out: Path | str | None = None,
     device: str = "auto",
     resume: bool = False,
+    finish: bool = False,
     dry_run: bool = False,
     pictures: bool = True,
     on_step: Callable[[State, Tensor], None] | None = None,
@@ -69,7 +70,8 @@ def fit(
     it is that of `recipe.start.weights`, or a new one made from `recipe.model`. out: the run folder, by default the
     next free `runs/<name>`; of a dry run `runs/<name>-dry-run`. pictures: `plots/` and `report.html`. on_step gets the
     state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
-    unless `resume`, which goes on where that run stopped. Of several processes, each calls on_step and on_epoch.
+    unless `resume`, which goes on where that run stopped, or `finish`, which ends it there, to be judged as it is. Of
+    several processes, each calls on_step and on_epoch.
     """
     console = console or Console(quiet=not is_main())
     if model is not None and recipe.start != StartOptions():
@@ -88,6 +90,7 @@ def fit(
             start = load_start(recipe, data.class_names)
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
+    resume = resume or finish
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         job = Job(recipe, data, model, folder, engine, start, console, pictures)
         engine.from_main(job.describe)
@@ -98,16 +101,35 @@ def fit(
             job.restore()
         elif recipe.start.probe_first and start is not None and start.facts["new_head"]:
             job.probe_first()
-        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
+        if finish:
+            job.check_begun()
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
             if not resumed:  # what it began with stays
                 write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
-        if recipe.start.probe:
+        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
+        if finish:
+            job.keep_present()
+        elif recipe.start.probe:
             engine.from_main(job.probe)
         elif not job.train(on_step, on_epoch):
+            engine.end_trackers()
             where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
             say(console, f"stopped in {where}; go on with: vitreous train --resume --out {shlex.quote(str(folder))}")
+            say(console, "or have it judged as it is: the same with --finish in place of --resume")
             return Run(folder)
-        return Run(folder, engine.from_main(partial(finish, job)))
+        results = engine.from_main(partial(outcome.finish, job))
+        engine.log(figures_of(results), step=job.state.epoch)
+        engine.end_trackers()
+        return Run(folder, results)
+
+
+def figures_of(results: dict[str, Any]) -> dict[str, float]:
+    """What was judged after training, for trackers: `final_test_top1` and the like."""
+    return {
+        f"final_{split}_{name}": value
+        for split in ("val", "test")
+        for name, value in (results[split] or {}).items()
+        if value is not None
+    }

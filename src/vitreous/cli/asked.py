@@ -1,0 +1,61 @@
+"""Who is asked, and about which images: what commands make of the names that they are given."""
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitreous.data.images import ImageSet
+    from vitreous.prediction import StoredImage
+    from vitreous.weights import Bundle
+
+ROW = re.compile(r"(train|val|test):(\d+)")
+
+
+def asked_model(run: str, arch: str | None, revision: str | None) -> "str | Bundle":
+    """The name of what we have trained, as it is; others' weights, loaded with their head. Raises ValueError."""
+    from vitreous.weights.bundle import find_bundle, read_config
+
+    if arch is None and revision is None:
+        with suppress(ValueError):
+            read_config(find_bundle(run))
+            return run
+    from vitreous.weights.load import load_weights
+
+    return load_weights(run, arch=arch, revision=revision)[0]
+
+
+def asked_images(run: "str | Bundle", patterns: Iterable[str]) -> "list[Path | StoredImage]":
+    """Image files as `image_files` finds them; `test:7`, where no file is called so, is a row of the run's own data."""
+    from vitreous.prediction import image_files
+
+    found, data = [], None
+    for pattern in patterns:
+        if not is_row(pattern):
+            found += image_files([pattern])
+            continue
+        if data is None:
+            from vitreous.evaluation import own_data
+
+            data = own_data(run)
+        found.append(stored_image(data, pattern))
+    return found
+
+
+def is_row(name: str) -> bool:
+    return ROW.fullmatch(name) is not None and not Path(name).exists()
+
+
+def stored_image(data: "ImageSet", name: str) -> "StoredImage":
+    """An image by its split and row, counted from 0, such as `test:7`. Raises ValueError where there is none."""
+    from vitreous.prediction import StoredImage
+
+    split, row = name.split(":")
+    chosen = data.splits.get(split)
+    if chosen is None:
+        raise ValueError(f"{name}: {data.source} has no split '{split}': use {' or '.join(data.splits)}")
+    if int(row) >= len(chosen):
+        raise ValueError(f"{name}: {split} has rows 0 to {len(chosen) - 1}: use one of them")
+    return StoredImage(chosen.images, int(row), name)
