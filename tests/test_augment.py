@@ -196,10 +196,11 @@ def test_a_gpu_is_never_waited_for_and_agrees_with_the_cpu():
 # --- geometry ---
 
 
-def test_flips_are_exact_and_as_probable_as_said():
+@pytest.mark.parametrize(("name", "axis"), [("flip", 3), ("vertical_flip", 2)])
+def test_flips_are_exact_and_as_probable_as_said(name, axis):
     images = pictures(1, side=7).expand(4000, -1, -1, -1)
-    out = run(images, flip=0.3)
-    flipped = (out == images.flip(3)).flatten(1).all(1)
+    out = run(images, **{name: 0.3})
+    flipped = (out == images.flip(axis)).flatten(1).all(1)
     same = (out == images).flatten(1).all(1)
     assert (flipped ^ same).all()
     assert abs(flipped.float().mean() - 0.3) < 0.03  # 4 standard errors
@@ -245,7 +246,8 @@ def test_padding(padding, left):
 @pytest.mark.parametrize("padding", ["zeros", "mean", "border", "reflection"])
 def test_flips_and_shifts_copy_what_interpolation_would_compute(padding):
     images = torch.rand(50, 3, 24, 40, generator=torch.Generator().manual_seed(0))
-    copied, bent = (Augment(flip=0.5, shift=7, padding=padding, rotation=most) for most in (0, 10))
+    options = dict(flip=0.5, vertical_flip=0.5, shift=7, padding=padding)
+    copied, bent = (Augment(**options, rotation=most) for most in (0, 10))
     rows = draw(copied, 50, 0, 0)
     straight = torch.cat([rows[:, :1], torch.full((50, 1), 0.5), rows[:, 1:]], dim=1)  # turned by 0 degrees
     expected = augment(images, straight, bent, 0, FILL)

@@ -33,7 +33,7 @@ def read(split, channels=3, size=8):
 
 def test_importing_data_is_light():
     heavy = "{'sklearn', 'scipy', 'pyarrow', 'huggingface_hub', 'matplotlib', 'torchvision'}"
-    code = f"import sys, vitreous.data; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, vitreous.data.sources, vitreous.data.loaders; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
@@ -73,7 +73,7 @@ def test_a_class_folder_becomes_a_set(tmp_path):
 
 def test_image_files_have_many_endings(tmp_path):
     write_folder(tmp_path, {"ant": 1, "bee": 1})
-    endings = ["jpg", "JPEG", "jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "txt"]
+    endings = ["jpg", "JPEG", "jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "jp2", "txt"]
     for ending in endings:
         (tmp_path / "ant" / f"photo.{ending}").write_bytes(encoded(pixels(1)[0]))
     assert len(load(tmp_path).train) == 2 + len(endings) - 1  # the text is no image
@@ -103,6 +103,15 @@ def test_endings_of_any_case_and_nested_files_count_and_hidden_ones_do_not(tmp_p
     made = load(tmp_path)
     assert made.class_names == ("a", "b") and made.train.labels.tolist() == [0, 0, 1]
     assert made.train.images.describe(1).endswith("deep/er/X.JPEG")
+
+
+def test_pictures_of_a_kind_that_is_not_read_are_told(tmp_path, caplog):
+    write_folder(tmp_path, {"a": 1, "b": 1})
+    for name in ("a/IMG_1.HEIC", "a/IMG_2.heic", "b/x.txt"):
+        (tmp_path / name).touch()
+    assert len(load(tmp_path).train) == 2
+    (record,) = caplog.records
+    assert record.message.startswith(f"{tmp_path / 'a'}: left out 2 pictures of a kind that is not read, such as IMG_1")
 
 
 def test_a_class_may_be_called_train(tmp_path):

@@ -12,7 +12,7 @@ Ratio = Annotated[float, Field(gt=0)]
 class Augment(BaseModel):
     """The `augment:` section of a recipe; everything is off by default.
 
-    The geometry of an image (crop, flip, rotation, scale, shear, shift, RandAugment's, in this order) is one
+    The geometry of an image (crop, flips, rotation, scale, shear, shift, RandAugment's, in this order) is one
     map, so that pixels are interpolated once. Then come color, RandAugment's colours, erasing and mixing.
     """
 
@@ -24,6 +24,8 @@ class Augment(BaseModel):
     """Probability of a horizontal flip."""
     alternate_flip: bool = False
     """Flip by probability in epoch 0 only, then each image turns over every epoch (Jordan 2024, airbench)."""
+    vertical_flip: Share = 0.0
+    """Probability of a vertical flip, for images without an up and a down, such as those of a microscope."""
     shift: NonNegativeInt = 0
     """Largest move across and down, in whole pixels."""
     crop_scale: tuple[Area, Area] | None = None

@@ -25,6 +25,7 @@ def _widths(config: Augment) -> dict[str, int]:
         "mixup": int(config.mixup > 0),  # Beta
         "cutmix": int(config.cutmix > 0),  # Beta
         "cutmix_center": 2 * (config.cutmix > 0),  # x, y
+        "vertical_flip": int(config.vertical_flip > 0),
     }
 
 

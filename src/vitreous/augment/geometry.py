@@ -35,6 +35,9 @@ def maps_of(draws: dict[str, Tensor], config: Augment, epoch: int, H: int, W: in
         if config.alternate_flip and epoch % 2:
             flipped = ~flipped
         maps.append(_map(1 - 2 * flipped.double(), 0, 0, 0, 1, 0))
+    if config.vertical_flip:
+        upside_down = draws["vertical_flip"][:, 0] < config.vertical_flip
+        maps.append(_map(1, 0, 0, 0, 1 - 2 * upside_down.double(), 0))
     if config.rotation:
         angle = between(draws["rotation"][:, 0], math.radians(config.rotation))  # > 0: counter-clockwise
         maps.append(_map(angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0))
@@ -115,16 +118,16 @@ def _keep(images: Tensor, inside: Tensor, config: Augment, fill: Tensor) -> Tens
 def _move(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
     """Copy rows whole, then pick columns. whole: (B, 6), halves of pixels, which float32 holds exactly."""
     B, C, H, W = images.shape
-    a, _, dx, _, _, dy = whole.T[..., None]  # each (B, 1)
+    a, _, dx, _, d, dy = whole.T[..., None]  # each (B, 1)
     column = a * (torch.arange(W, device=images.device) - (W - 1) / 2) + dx + (W - 1) / 2  # (B, W), to read
-    row = torch.arange(H, device=images.device) + dy  # (B, H)
+    row = d * (torch.arange(H, device=images.device) - (H - 1) / 2) + dy + (H - 1) / 2  # (B, H)
 
     def within(place: Tensor, side: int) -> Tensor:
         if config.padding == "reflection":
             place = torch.minimum(place.remainder(2 * side), (2 * side - 1) - place.remainder(2 * side))
         return place.clamp(0, side - 1).long()
 
-    if config.shift:
+    if config.shift or config.vertical_flip:
         start = torch.arange(0, B * C * H, H, device=images.device).view(B, C, 1)  # of each plane, in rows
         images = images.flatten(0, 2).index_select(0, (start + within(row, H)[:, None]).flatten()).view(B, C, H, W)
     images = images.gather(3, within(column, W)[:, None, None].expand(B, C, H, W))

@@ -23,7 +23,8 @@ HUB = {
     "cifar100": "uoft-cs/cifar100",
 }
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm"}
+IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".avif", ".jp2"}
+UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".svg"}  # pictures, but not for Pillow
 
 
 def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
@@ -171,8 +172,11 @@ def _has_images(folder: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """All images in a folder and below it, sorted; hidden ones left out, linked folders read once."""
-    files, seen = [], set()
+    """All images in a folder and below it, sorted; hidden ones left out, linked folders read once.
+
+    Warns of pictures that are there and cannot be read.
+    """
+    files, unread, seen = [], [], set()
     for root, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         if (real := os.path.realpath(root)) in seen:  # by another link, or in a loop
@@ -181,4 +185,10 @@ def files_below(folder: Path) -> list[str]:
         seen.add(real)
         names = sorted(name for name in names if not name.startswith("."))
         files += [f"{root}{os.sep}{name}" for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+        unread += [name for name in names if Path(name).suffix.lower() in UNREAD]
+    if unread:
+        log.warning(
+            "%s: left out %d pictures of a kind that is not read, such as %s: convert them to JPEG or PNG",
+            as_text(folder), len(unread), as_text(unread[0]),
+        )  # fmt: skip
     return files
