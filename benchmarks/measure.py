@@ -1,7 +1,6 @@
 """What the benchmarks share: fair timing, the machine that a figure belongs to, and its way into a document."""
 
 import re
-import resource
 import statistics
 import sys
 import time
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.card import read
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import FileImages
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import matmul_rate
-from vitreous.files import write_json
+from vitreous.files import read_json, write_json
 from vitreous.recipe import Recipe
 from vitreous.train.run import fit
 
@@ -72,15 +70,6 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def process_peak() -> int:
-    """The largest resident memory of this process so far, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what `getrusage` tells there may be the parent's
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
-
-
 def declare_torchvision_operators() -> None:
     """On a CPU build of torch, PyPI's torchvision does not import, nor what imports it, without two operators."""
     try:
@@ -103,7 +92,7 @@ def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "
         run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
         if run.results is None:
             raise KeyboardInterrupt
-    return read(finished)
+    return read_json(finished)
 
 
 def save(path: Path, results: dict[str, Any]) -> None:

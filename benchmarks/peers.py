@@ -22,14 +22,14 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
-from measure import RESULTS, declare_torchvision_operators, interleaved, machine, now, process_peak, save
+from measure import RESULTS, declare_torchvision_operators, interleaved, machine, now, save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.device import autocast, pick_device, pick_precision
+from vitreous.device import autocast, peak_memory, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
@@ -227,20 +227,20 @@ def flops(kind: str) -> int:
     return counter.get_total_flops()
 
 
-def peak_memory(name: str, shape: Shape, device: str, precision: str) -> float:
+def training_peak(name: str, shape: Shape, device: str, precision: str) -> float:
     """MiB that this process, a fresh one, needs at most for the model, its optimiser and three training steps.
 
     On a CPU its imports are not counted.
     """
     make(name, SHAPES["small"]._replace(batch=2, depth=1), device, ["eager"])
     run("training", "eager", precision)  # brings all libraries in
-    before = process_peak()
+    before = peak_memory(torch.device("cpu"))
     make(name, shape, device, ["eager"])
     for _ in range(3):
         run("training", "eager", precision)
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
-    return (process_peak() - before) / 2**20
+    return (peak_memory(torch.device("cpu")) - before) / 2**20
 
 
 def process() -> ProcessPoolExecutor:
@@ -312,7 +312,7 @@ def main() -> None:
             }
         if not options.quick and mode == "eager":
             with process() as fresh:
-                row["training"]["peak_mib"] = fresh.submit(peak_memory, name, shape, str(device), precision).result()
+                row["training"]["peak_mib"] = fresh.submit(training_peak, name, shape, str(device), precision).result()
         rows.append(row)
 
     show(rows, missing, default)

@@ -20,9 +20,8 @@ from recipes import run_folder
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import hardware, run
-from vitreous.card import read
 from vitreous.data.sources import load
-from vitreous.files import write_json
+from vitreous.files import read_json, write_json
 from vitreous.model.summary import summarise
 from vitreous.recipe import read_recipe
 from vitreous.train.folds import fit_folds
@@ -90,7 +89,7 @@ class Ours:
                 fit_folds(recipe, pooled(data), out=folder, device=device, resume=(folder / "recipe.yaml").exists())
             if not finished.exists():
                 raise KeyboardInterrupt
-            results = read(finished)
+            results = read_json(finished)
         else:
             folder = run_folder(self.recipe, list(self.overrides), self.seed)
             results = trained(recipe, data, folder, device)

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure import RESULTS, interleaved, machine, process_peak, save
+from measure import RESULTS, interleaved, machine, save
 from rich.console import Console
 from rich.table import Table
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import ArrayImages
-from vitreous.device import autocast, pick_device, pick_precision
+from vitreous.device import autocast, peak_memory, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import OptimOptions, make_recipe
 from vitreous.train.optim import make_optimizers
@@ -107,7 +107,7 @@ def run(file: Path, images: int, folder: Path) -> dict[str, float]:
         on_epoch=lambda row: ends.append(time.perf_counter()),
         console=Console(quiet=True),
     )
-    return {"images": images, "seconds": ends[1] - ends[0], "bytes": process_peak()}
+    return {"images": images, "seconds": ends[1] - ends[0], "bytes": peak_memory(torch.device("cpu"))}
 
 
 def epochs(sizes: tuple[int, ...], rounds: int) -> list[dict[str, float]]:

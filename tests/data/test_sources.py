@@ -73,7 +73,23 @@ def test_a_class_folder_becomes_a_set(tmp_path):
 
 def test_image_files_have_many_endings(tmp_path):
     write_folder(tmp_path, {"ant": 1, "bee": 1})
-    endings = ["jpg", "JPEG", "jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "jp2", "txt"]
+    endings = [
+        "jpg",
+        "JPEG",
+        "jpe",
+        "jfif",
+        "webp",
+        "bmp",
+        "gif",
+        "tif",
+        "tiff",
+        "ppm",
+        "pgm",
+        "pbm",
+        "avif",
+        "jp2",
+        "txt",
+    ]
     for ending in endings:
         (tmp_path / "ant" / f"photo.{ending}").write_bytes(encoded(pixels(1)[0]))
     assert len(load(tmp_path).train) == 2 + len(endings) - 1  # the text is no image
