@@ -178,6 +178,15 @@ def test_other_places_are_free(kept):
         check_folder(kept / folder)
 
 
+def test_what_fails_while_it_is_computed_is_not_told_as_a_full_disk(tmp_path):
+    def compute(part):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        replace_file(tmp_path / "x.txt", compute)
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_two_that_write_at_once_each_file_is_whole(tmp_path):
     file = tmp_path / "x.txt"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # where its errors in writing come from
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is told from a recipe that lies somewhere
 
 
@@ -49,7 +50,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
     except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of a full disk
-        if "memory" in str(error):  # of what was to be written
+        if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in TORCH_WRITES):
             raise
         reason = first_line(error).removeprefix("Error while serializing: I/O error: ")
         raise OSError(f"cannot write {path}: {reason}") from error

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, we
 
 from vitreous.card import write_shared
 from vitreous.data.images import ImageSet
+from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
@@ -84,6 +86,18 @@ def test_a_head_of_the_same_classes_is_kept_and_one_of_others_is_not(started, tm
         else:
             assert "new head in place of that for x, y, z" in started.said.getvalue()
             assert not weights_of(run.folder)["head.weight"].any()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_head_whose_classes_are_only_numbered_is_not_taken_for_one_of_digits(started, tmp_path, named):
+    numbers = ("0", "1", "2")
+    write_timm(tiny_bundle(seed=1, classes=numbers), tmp_path)
+    if not named:
+        config = json.loads((tmp_path / "config.json").read_text())
+        del config["label_names"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    data = replace(tiny_set(), class_names=numbers)
+    assert started(data=data, weights=tmp_path, optim=STILL).results["start"]["new_head"] is not named
 
 
 def test_the_preprocessing_of_the_weights_is_used_and_kept(started, source):

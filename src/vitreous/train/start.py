@@ -55,7 +55,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
             )
     changes = {key: given[key] for key in (*FREE, "pool") if key in given}
     lines = report.lines()
-    own_head = bundle.class_names == class_names and not report.new_head and not options.probe
+    own_head = report.named and bundle.class_names == class_names and not options.probe
     if not own_head or any(changes.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
         changes = {"head_hidden": 0} | changes
         if not report.new_head:

@@ -47,6 +47,8 @@ class Report(NamedTuple):
     resampled: tuple[tuple[int, int], tuple[int, int]] | None
     """The grid of the file's positions and the model's, where they differ."""
     preprocess: Preprocess
+    named: bool
+    """Whether the file says what the classes of its head are called; else they are numbered."""
 
     def lines(self) -> list[str]:
         """For the user to read."""
@@ -136,10 +138,11 @@ def load_weights(
     loaded = {name: home for name, home in match.loaded.items() if home in state}
     left_out = match.left_out | {name: "a new head takes its place" for name in match.loaded.keys() - loaded.keys()}
     fresh = tuple(name for name in model.state_dict() if name not in state)
-    names = said.class_names if said.class_names and not new_head else tuple(map(str, range(classes)))
+    named = bool(said.class_names) and not new_head
+    names = said.class_names if named else tuple(map(str, range(classes)))
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
-    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, preprocess)
+    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, preprocess, named)
     return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
 
 
