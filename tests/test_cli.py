@@ -322,6 +322,7 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert f"{figures[split]['top1']:.2%}" in report and "vitreous evaluate run --split" in report
         with (tmp_path / split / "answers.csv").open() as file:
             rows = list(csv.DictReader(file))
+        assert [row["row"] for row in rows] == [str(i) for i in range(figures[split]["count"])]
         right = [row for row in rows if row["class"] == row["answer"]]
         assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
         assert all(f"/{row['class']}/" in row["image"] for row in rows)

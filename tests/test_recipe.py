@@ -92,6 +92,7 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
         ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
         ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set flip to 0.5"),
         ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known are name, learning_rate, weight_decay, "),
+        ("data: {group: '('}", "group '(' is no regular expression: missing )"),
         ("opitm: {qqq: 3}", "unknown key 'opitm'; did you mean 'optim'?"),
         ("seed: 99999999999999999999", "seed is 99999999999999999999: input should be less than"),
     ],

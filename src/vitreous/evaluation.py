@@ -71,17 +71,17 @@ def judge(
 
 
 def write_answers(judged: Judged, path: Path) -> None:
-    """One row an image: where it lies, its class, the answer, and the probabilities of both."""
+    """A line an image: its row in the split, where it lies, its class, the answer, and the probabilities of both."""
     probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
 
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["image", "class", "answer", "probability", "probability_of_class"])
+            writer.writerow(["row", "image", "class", "answer", "probability", "probability_of_class"])
             for row, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
                 shares = [f"{probabilities[row, i]:.6f}" for i in (answer, label)]
-                writer.writerow([judged.images.describe(row), names[label], names[answer], *shares])
+                writer.writerow([row, judged.images.describe(row), names[label], names[answer], *shares])
 
     replace_file(path, write)
 

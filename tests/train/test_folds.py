@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 from tiny import equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
 
@@ -70,6 +72,51 @@ def test_the_parts_validation_images_come_from_the_other_parts():
     sizes = {name: len(split) for name, split in divided.splits.items()}
     assert sizes == {"train": 24, "val": 8, "test": 16}
     assert len({*rows_of(data, divided.train), *rows_of(data, divided.val), *rows_of(data, divided.test)}) == 48
+
+
+@pytest.fixture
+def animals(tmp_path):
+    """Two classes of 7 and 5 animals, of each of which there are one to four pictures."""
+    for label, count in {"cat": 7, "dog": 5}.items():
+        (tmp_path / "animals" / label).mkdir(parents=True)
+        for animal in range(count):
+            for shot in range(1 + animal % 4):
+                Image.effect_noise((8, 8), 80).save(tmp_path / "animals" / label / f"{label}{animal}_{shot}.png")
+    return load(tmp_path / "animals")
+
+
+BY_ANIMAL = r"(\w+)_\d+\.png$"
+
+
+def animals_in(split):
+    return {Path(split.images.describe(row)).stem.partition("_")[0] for row in range(len(split))}
+
+
+def test_what_belongs_together_is_held_out_together(animals):
+    options = make_recipe({"data": {"folds": 3, "val_fraction": 0.25, "group": BY_ANIMAL}}, "test").data
+    tested = []
+    for fold in (1, 2, 3):
+        divided = animals.divided(options.model_copy(update={"fold": fold}))
+        parts = [animals_in(split) for split in divided.splits.values()]
+        assert len(parts) == 3 and sum(map(len, parts)) == len(set.union(*parts)) == 12
+        assert all({name[:3] for name in part} == {"cat", "dog"} for part in parts)
+        assert sum(map(len, divided.splits.values())) == len(animals.train)
+        tested += parts[2]
+    assert len(tested) == 12 == len(set(tested))
+    assert len({frozenset(animals_in(animals.with_validation(0.25, seed, BY_ANIMAL).val)) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("group", "folds", "message"),
+    [
+        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' finds nothing in .*cat0_0.png: use a pattern that fits all images"),
+        ("animals", 3, "all images of class 'cat' are of one group by data.group 'animals', so that none can be held"),
+        (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
+    ],
+)
+def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message):
+    with pytest.raises(ValueError, match=message):
+        animals.with_fold(1, folds, group=group)
 
 
 def test_a_class_smaller_than_the_folds_is_named():

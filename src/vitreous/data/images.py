@@ -1,6 +1,8 @@
 """A labelled set of images and its splits."""
 
 import math
+import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -116,16 +118,20 @@ class ImageSet:
                 f"data.folds={options.folds} asks for {options.folds} runs: use `vitreous train --folds`, or "
                 "`fit_folds` from Python, or choose one of them with data.fold"
             )
-        held = self if options.fold is None else self.with_fold(options.fold, options.folds, options.split_seed)
-        return held.with_validation(options.val_fraction, options.split_seed)
+        how = options.split_seed, options.group
+        held = self if options.fold is None else self.with_fold(options.fold, options.folds, *how)
+        return held.with_validation(options.val_fraction, *how)
 
-    def with_fold(self, fold: int, folds: int, seed: int = 0) -> "ImageSet":
+    def with_fold(self, fold: int, folds: int, seed: int = 0, group: str | None = None) -> "ImageSet":
         """Hold one of `folds` stratified, seeded parts of train out, from 1, as test images instead of the set's own.
 
-        Raises ValueError for a class with fewer images than folds.
+        group: what `data.group` says; a group is in one part. Raises ValueError for a class with fewer images than
+        folds, and where the groups do not allow it.
         """
         from sklearn.model_selection import StratifiedKFold
 
+        if group is not None:
+            return self._with_group("test", fold, folds, seed, group)
         labels = self.train.labels
         counts = np.bincount(labels)
         if len(small := np.flatnonzero((counts > 0) & (counts < folds))):
@@ -137,15 +143,18 @@ class ImageSet:
         kept, held = list(parts)[fold - 1]
         return replace(self, train=self.train.take(kept), test=self.train.take(held))
 
-    def with_validation(self, fraction: float, seed: int = 0) -> "ImageSet":
+    def with_validation(self, fraction: float, seed: int = 0, group: str | None = None) -> "ImageSet":
         """Cut a stratified, seeded share of train off for validation, unless validation images are given.
 
-        A class with a single image stays in train whole; any other has images on both sides.
+        A class with a single image stays in train whole; any other has images on both sides. group: what `data.group`
+        says; groups are held out whole, about as many images as asked for.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
         if self.val is not None or fraction == 0:
             return self
+        if group is not None:
+            return self._with_group("val", 1, max(round(1 / fraction), 2), seed, group)
         from sklearn.model_selection import train_test_split
 
         labels = self.train.labels
@@ -166,6 +175,38 @@ class ImageSet:
                 side[i], other[j] = other[j], side[i]
         kept = np.sort(np.concatenate([kept, single]))
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
+
+    def _with_group(self, split: str, part: int, parts: int, seed: int, pattern: str) -> "ImageSet":
+        """Hold out one of `parts` of train, from 1, as `split`: whole groups, stratified as far as they allow it."""
+        from sklearn.model_selection import StratifiedGroupKFold
+
+        labels, groups = self.train.labels, _groups(self.train.images, pattern)
+        for label in np.unique(labels):
+            if (count := len(set(groups[labels == label]))) < 2:
+                raise ValueError(
+                    f"all images of class '{self.class_names[label]}' are of one group by data.group '{pattern}', so "
+                    "that none can be held out: use another pattern"
+                )
+            if split == "test" and count < parts:
+                raise ValueError(
+                    f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
+                    f"{parts} folds: use fewer folds"
+                )
+        parts = min(parts, len(set(groups)))
+        with warnings.catch_warnings(action="ignore"):  # of classes with fewer images than parts, which is no harm
+            folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
+        kept, held = folds[part - 1]
+        return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
+
+
+def _groups(images: Images, pattern: str) -> np.ndarray:
+    """What the pattern finds in each image's path, (N,). Raises ValueError for one in which it finds nothing."""
+    found = []
+    for name in map(images.describe, range(len(images))):
+        if not (match := re.search(pattern, name)):
+            raise ValueError(f"data.group '{pattern}' finds nothing in {name}: use a pattern that fits all images")
+        found.append(match[1] if match.re.groups else match[0])
+    return np.array(found)
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:

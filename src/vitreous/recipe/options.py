@@ -74,6 +74,10 @@ class DataOptions(Section):
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of that split: its own, so that runs of different `seed` are judged on the same images. Of folds it is
     `seed`, unless this is given."""
+    group: str | None = None
+    """A regular expression: images in whose paths it finds the same (its first group, where it has one) belong
+    together, as those of one patient or one burst do, and are held out together. `([^/]+)_\\d+\\.jpg$` finds cat in
+    cat_7.jpg."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
@@ -101,6 +105,10 @@ class DataOptions(Section):
     def _check(self) -> "DataOptions":
         if self.fold is not None and self.fold > (self.folds or 0):
             raise ValueError(f"fold {self.fold} is not within the folds, which are {self.folds}: give data.folds too")
+        try:
+            re.compile(self.group or "")
+        except re.error as error:
+            raise ValueError(f"group '{self.group}' is no regular expression: {error}") from error
         return self
 
 
