@@ -32,8 +32,7 @@ def explanation_maps(
     `attention` (default: the mean of all). A map of which nothing speaks for the class is zero everywhere.
 
     The default won the deletion and insertion test on models of MNIST and digits, was level with two others on CIFAR-10
-    and with one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,
-    docs/measurements.md).
+    and with one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md).
     """
     check_choice(model, method, layer, head)
     model.eval()

@@ -29,8 +29,7 @@ class Inputs(NamedTuple):
 
 
 def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> Inputs:
-    """Test images of the run's own data, spread evenly over them; noise where a run's data is not known or cannot
-    be read."""
+    """Test images of the run's own data, spread evenly over them; noise where these are not known or cannot be read."""
     try:
         data = own_data(run, fetch=False)
         split = decode(data.splits[data.judged].evenly(most), bundle.preprocess, skip_broken=True)
