@@ -163,9 +163,8 @@ def test_a_dry_run_tells_and_leaves_one_picture(vitreous, tmp_path):
 
 def test_explain_draws_each_image(vitreous, tmp_path):
     out_folder = tmp_path / "maps"
-    code, out, err = vitreous(
-        "explain", "run", "photos/test/ant", "photos/test/bee/000.png", "--out", out_folder, "--device", "cpu"
-    )
+    images = ["photos/test/ant", "photos/test/bee/000.png", "photos/test/bee/*0.png"]  # one of them twice
+    code, out, err = vitreous("explain", "run", *images, "--out", out_folder, "--device", "cpu")
     assert (code, err) == (0, "") and len(out.splitlines()) == 5
     assert sorted(path.name for path in out_folder.glob("*.png")) == [
         "000-2.png", "000.png", "001.png", "002.png", "003.png",
@@ -327,6 +326,8 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
         assert all(f"/{row['class']}/" in row["image"] for row in rows)
         assert all(row["probability"] == row["probability_of_class"] for row in right)
+        wrong = [row for row in rows if row not in right]
+        assert wrong and all(row["probability"] > row["probability_of_class"] for row in wrong)
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos/test")
     assert code == 0 and out.endswith("there are no test images: judged on train\n")

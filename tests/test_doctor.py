@@ -1,5 +1,7 @@
 """What the doctor says of a machine."""
 
+import sys
+
 import pytest
 import torch
 
@@ -23,6 +25,16 @@ def test_an_optional_package_that_is_missing_is_told_with_its_pip_line(monkeypat
     monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "track"})
     doctor.examine()
     assert 'optional no-such-package: not installed: pip install "vitreous[track]"' in capsys.readouterr().out
+
+
+def test_a_torchvision_that_falls_over_itself_is_told(tmp_path, monkeypatch):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text('raise AttributeError("partially initialized")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(doctor, "installed", lambda name: "1.0")
+    said = "torchvision does not import beside this torch (partially initialized); vitreous does not need it"
+    assert said in doctor.findings()
 
 
 def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):

@@ -244,6 +244,14 @@ def test_rounded_answers_without_labels_are_judged_by_their_agreement():
     assert "top1" not in figures and faults(figures, 0.005, rounded=True).startswith("the share of other answers is")
 
 
+def test_own_images_that_cannot_be_reached_are_done_without(run, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("vitreous.export.receipt.own_data", denied)  # they lie in a colleague's home, say
+    assert find_inputs(run, tiny_bundle(), 242, 1000).name == "242 images of noise"
+
+
 # --- layouts of others ---
 
 REWORDED = {

@@ -25,6 +25,11 @@ def test_the_look_of_all_pages_comes_before_that_of_one_kind(tmp_path, sheet):
     assert "default-src 'none'" in head
 
 
+def test_a_name_that_is_not_utf8_costs_no_page(tmp_path):
+    write_page(tmp_path / "x.html", title="caf\udce9", sheet=SHEETS[0], body="")
+    assert "<title>caf\\udce9</title>" in (tmp_path / "x.html").read_text(encoding="utf-8")
+
+
 def test_sheets_load_nothing_and_use_only_colours_that_have_both_shades():
     assert {sheet.stem for sheet in SHEETS} == {"layout", "walk"}
     for sheet in SHEETS:

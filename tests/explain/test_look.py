@@ -80,6 +80,11 @@ def test_positions_are_alike_by_the_cosine_of_their_vectors():
     assert similarity[1, 2, 1, 2].item() == pytest.approx(1, abs=1e-5)
 
 
+def test_no_positions_are_more_alike_than_the_same():
+    similarity = position_similarity(small(image_size=(64, 64)))  # of 256 patches, some are by rounding
+    assert similarity.max() <= 1 < similarity.max() + 1e-6
+
+
 def test_rotary_positions_are_alike_by_the_cosines_of_their_angles():
     """Head width 8: two pairs turn with the row and two with the column, by 1 and 100^(-1/2) a step."""
     similarity = position_similarity(small(positions="rope"))

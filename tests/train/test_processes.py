@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from accelerate import Accelerator
 from rich.console import Console
 from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, tiny_vit, weights_of
 
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT
 from vitreous.recipe import Recipe
-from vitreous.train import folder
+from vitreous.train import engine, folder
 from vitreous.train.engine import Engine, shared_device
 from vitreous.train.run import fit
 
@@ -248,6 +249,25 @@ def test_what_cannot_be_shared_is_refused_by_all(tmp_path, processes, batch_size
 def test_parts_of_a_batch_that_is_not_full_are_refused_by_all(tmp_path):
     errors = train(2, recipe_with(optim={"batch_size": 128, "accumulate": 3}), uneven_set(5), out=tmp_path / "run")
     assert ["do not fill a batch that is taken in parts" in str(error) for error in errors] == [True] * 2
+
+
+def test_the_recipe_compiles_and_the_device_is_the_users_whatever_the_launcher_says(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(engine, "Accelerator", lambda **options: asked.update(options) or Accelerator(**options))
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    one = Engine("cpu")
+    linear = torch.nn.Linear(2, 2)
+    model, _ = one.prepare(linear, [torch.optim.SGD(linear.parameters())])
+    assert type(model) is type(one.unwrap(model)) is torch.nn.Linear and asked["cpu"] is True
+
+
+@pytest.mark.parametrize(("folder", "name"), [("runs/cv/fold-2", "cv-fold-2"), ("runs/x", "x")])
+def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name):
+    given = []
+    one = Engine("cpu", track=("tensorboard",))
+    monkeypatch.setattr(one._accelerator, "init_trackers", lambda *options: given.append(options))
+    one.start_trackers(Path(folder), {})
+    assert given[0][2]["wandb"]["name"] == name
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])

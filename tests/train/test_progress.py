@@ -4,9 +4,11 @@ import io
 import logging
 
 import pytest
+import torch
 from rich.console import Console
 
 from vitreous.train import progress
+from vitreous.train.loop import State
 from vitreous.train.progress import show_log
 
 log = logging.getLogger("vitreous")
@@ -19,6 +21,14 @@ def test_a_long_decoding_is_told_and_a_short_one_is_not(monkeypatch):
     for done in (100, 1200, 1300, 2400, 5000):
         report(done, 5000)
     assert text.getvalue() == "decoded 1,200 of 5,000 images\ndecoded 2,400 of 5,000 images\n"
+
+
+def test_what_a_pass_had_seen_before_is_not_counted_as_speed(monkeypatch):
+    text, clock = io.StringIO(), iter([0, 0, 40])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    display = progress.Display(Console(file=text, width=200), 2, 500, torch.device("cpu"), images=40_000)
+    display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
+    assert "epoch 1/2 step 320/500  20 images/s" in text.getvalue()
 
 
 def test_what_is_logged_is_printed_and_kept(tmp_path):
