@@ -188,7 +188,7 @@ def files_below(folder: Path) -> list[str]:
         unread += [name for name in names if Path(name).suffix.lower() in UNREAD]
     if unread:
         log.warning(
-            "%s: left out %d pictures of a kind that is not read, such as %s: convert them to JPEG or PNG",
+            "%s: pictures of a kind that is not read are left out (%d, such as %s): convert them to JPEG or PNG",
             as_text(folder), len(unread), as_text(unread[0]),
         )  # fmt: skip
     return files
