@@ -127,7 +127,8 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(tmp_path, caplog):
         (tmp_path / name).touch()
     assert len(load(tmp_path).train) == 2
     (record,) = caplog.records
-    assert record.message.startswith(f"{tmp_path / 'a'}: pictures of a kind that is not read are left out (2, such as IMG_1")
+    said = "pictures of a kind that is not read are left out (2, such as IMG_1.HEIC): convert them"
+    assert record.message.startswith(f"{tmp_path / 'a'}: {said}")
 
 
 def test_a_class_may_be_called_train(tmp_path):
