@@ -106,7 +106,8 @@ def find_bundle(run: Path | str) -> Path:
     if (run / "fold-1").is_dir():
         raise ValueError(f"{run} is a cross-validation: name one of its folds, such as {run / 'fold-1'}")
     if run.is_dir():
-        raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): train it to the end or use another run")
+        way_out = "train it to the end, end it with --finish, or use another run"
+        raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): {way_out}")
     names = f", or one of {', '.join(shipped)}" if shipped else ""
     raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
 
