@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitreous.recipe import read_recipe
 
@@ -34,6 +35,19 @@ def part(gpu, tmp_path, monkeypatch):
 
 def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do(gpu, monkeypatch):
+    def pretend(recipe, *_, on_epoch, **__):
+        asked.append(recipe.augment.mix_until)
+        for seconds in (9.0, 11.0, 13.0):
+            on_epoch({"seconds": seconds})
+
+    asked: list[float] = []
+    monkeypatch.setattr(gpu, "fit", pretend)
+    recipe = read_recipe("cifar10", ["model.image_size=32"])
+    assert recipe.augment.mix_until < 2 / 3  # of the training are over when the third pass of three begins
+    assert gpu.time_loop(recipe, 100, torch.device("cpu")) == 100 / 2.0 and asked == [1.0]
 
 
 def test_throughput_is_measured_of_models_stages_and_the_loop(part):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Device, Images, Revision, RunArgument
+from vitreous.cli.options import OWN_DATA, Architecture, Device, Images, Revision, RunArgument
 from vitreous.cli.output import report_broken
 
 
@@ -56,7 +56,7 @@ def explain(
 
 def look(
     run: RunArgument,
-    data: Annotated[str | None, typer.Option(metavar="DATA", help="As for train \\[default: the run's own].")] = None,
+    data: Annotated[str | None, typer.Option(metavar="DATA", help=OWN_DATA)] = None,
     out: Annotated[Path, typer.Option(help="The folder for the pictures and look.json.")] = Path("look"),
     count: Annotated[int, typer.Option(min=1, help="Images to look through.")] = 128,
     arch: Architecture = None,

@@ -7,7 +7,8 @@ import typer
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Architecture = Annotated[str | None, typer.Option(help="Architecture of weights that do not say it themselves.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
-Data = Annotated[str | None, typer.Argument(metavar="DATA", help="As for train \\[default: the run's own].")]
+OWN_DATA = "As for train \\[default: the run's own]."
+Data = Annotated[str | None, typer.Argument(metavar="DATA", help=OWN_DATA)]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")
