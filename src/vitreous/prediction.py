@@ -14,8 +14,8 @@ import yaml
 from PIL import Image
 from torch import Tensor, nn
 
+from vitreous.data.folders import files_below
 from vitreous.data.loaders import Batches
-from vitreous.data.sources import files_below
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_text
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import replace_file

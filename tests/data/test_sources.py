@@ -210,6 +210,20 @@ def test_a_parquet_file_of_plain_bytes_and_words_is_read_by_its_types(tmp_path):
     np.testing.assert_array_equal(read(made.train, 1), arrays)
 
 
+def test_a_column_behind_a_colon_holds_the_labels_of_parquet_files(tmp_path):
+    features = hub_features("cat", "dog") | {"size": {"_type": "ClassLabel", "names": ["big", "small"]}}
+    columns = {"image": hub_images(pixels(3)), "label": [0, 1, 1], "size": [1, 0, 1], "age": [3, 9, 3]}
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", columns, features)
+    assert load(str(tmp_path)).class_names == ("cat", "dog")
+    made = load(f"{tmp_path}:size")
+    assert made.class_names == ("big", "small") and made.source == f"{tmp_path}:size"
+    assert made.train.labels.tolist() == made.test.labels.tolist() == [1, 0, 1]
+    assert load(f"{tmp_path / 'train.parquet'}:age").class_names == ("3", "9")
+    with pytest.raises(ValueError, match=r"has no column 'image' of labels: it has label, size, age$"):
+        load(f"{tmp_path}:image")
+
+
 def test_integers_without_names_are_their_own_names(tmp_path):
     write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(3)), "label": [5, 10, 7]})
     write_parquet(tmp_path / "test.parquet", {"image": hub_images(pixels(2)), "label": [10, 5]})
@@ -255,9 +269,11 @@ def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
     (tmp_path / "x.parquet").write_text("hello")
     with pytest.raises(ValueError, match=r"x\.parquet is not a parquet file"):
         load(tmp_path / "x.parquet")
-    (tmp_path / "x.csv").write_text("hello")
-    with pytest.raises(ValueError, match=r"x\.csv is not a parquet file: give one, or a folder"):
-        load(tmp_path / "x.csv")
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(
+        ValueError, match=r"x\.txt is neither a parquet file nor a table \(\.csv\): give one, or a folder"
+    ):
+        load(tmp_path / "x.txt")
 
 
 def test_a_parquet_file_of_no_images_among_images_is_named(tmp_path):

@@ -17,8 +17,8 @@ def train(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, parquet or idx "
-            "files. Left out where the recipe names its data, or a run is resumed whose data has not moved.",
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, a table (.csv), "
+            "parquet or idx files; DATA:COLUMN names the labels. Left out where the recipe names its data, or a run is resumed whose data has not moved.",
         ),
     ] = None,
     overrides: Annotated[

@@ -101,18 +101,21 @@ class ParquetImages(Images):
         self.__dict__.update(state | {"_lock": threading.Lock()})
 
 
-def read_parquet(root: Path, files: list[Path], name: str, source: str) -> ImageSet:
-    """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split."""
+def read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None = None) -> ImageSet:
+    """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split.
+
+    label: the column of labels, where the files themselves do not tell.
+    """
     import pyarrow as pa
 
     try:
-        return _read_parquet(root, files, name, source)
+        return _read_parquet(root, files, name, source, label)
     except (pa.ArrowException, json.JSONDecodeError) as error:
         reason = first_line(error)[:120]
         raise ValueError(f"{source}: its parquet files are damaged or not alike: {reason}") from error
 
 
-def _read_parquet(root: Path, files: list[Path], name: str, source: str) -> ImageSet:
+def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None) -> ImageSet:
     of_split: dict[str, list[Path]] = {}
     for file in files:
         of_split.setdefault(_split_of(file) if len(files) > 1 else "train", []).append(root / file)
@@ -127,10 +130,10 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str) -> Imag
     if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:
         raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
 
-    image, label, class_names = _columns(of_split["train"][0])
+    image, label, class_names = _columns(of_split["train"][0], label)
     found = {}
     for split, paths in of_split.items():
-        labels, names = _labels(paths, label), _columns(paths[0])[2]
+        labels, names = _labels(paths, label), _columns(paths[0], label)[2]
         if labels.dtype.kind == "i" and (labels < 0).all() and split != "train":
             log.warning("%s: %s has no labels, all are negative: left out", source, split)
         elif labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
@@ -190,8 +193,8 @@ def _labels(files: list[Path], column: str) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _columns(file: Path) -> tuple[str, str, tuple[str, ...] | None]:
-    """Image column, label column, and class names where the file states them.
+def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] | None]:
+    """Image column, label column, which is `label` if that is given, and class names where the file states them.
 
     The metadata that the `datasets` library writes goes first; without it, the types of the columns tell.
     """
@@ -219,12 +222,16 @@ def _columns(file: Path) -> tuple[str, str, tuple[str, ...] | None]:
         return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
     images = stated("Image") or [field.name for field in schema if holds_images(field.type)]
-    labels = stated("ClassLabel") or [field.name for field in schema if holds_labels(field.type)]
+    labels = [field.name for field in schema if holds_labels(field.type)]
+    if label is not None and label not in labels:
+        raise ValueError(f"{file} has no column '{label}' of labels: it has {', '.join(labels) or 'none'}")
+    labels = [label] if label is not None else stated("ClassLabel") or labels
     preferred = [name for name in LABEL_COLUMNS if name in labels] or labels
     if len(images) != 1 or not preferred or (len(labels) > 1 and preferred[0] not in LABEL_COLUMNS):
         raise ValueError(
             f"{file} has image columns {images} and label columns {labels}: one of each is needed; of "
-            f"several label columns, one named {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
+            f"several label columns, one named {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}, or the one that "
+            "stands behind a colon, DATA:COLUMN"
         )
     names = features.get(preferred[0], {}).get("names")
     return images[0], preferred[0], tuple(names) if names else None

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
-from vitreous.data.sources import HUB, load
+from vitreous.data.sources import NAMED, absolute, load
 from vitreous.device import has_amx, pick_device
 from vitreous.files import path_of
 from vitreous.recipe import Recipe, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
-NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
 SMALL = 64  # pixels a side, up to which images are read as they are
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
 TUNING_PASSES = 1_000  # the same for one that is trained already, within 3 to 30
@@ -70,9 +69,7 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if source not in NAMED and (path := path_of(source)).exists():
-        source = str(path.resolve())
-    return recipe.with_options("data", source=source), data, reason
+    return recipe.with_options("data", source=absolute(source)), data, reason
 
 
 def recipe_like(source: str, device: str) -> tuple[str, str]:
@@ -113,7 +110,7 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """
     if data is None:
         data = data_of(recipe)
-    elif data.source not in (recipe.data.source, str(path_of(recipe.data.source or "").resolve())):
+    elif data.source not in (recipe.data.source, absolute(recipe.data.source or "")):
         recipe = recipe.with_options("data", source=None)  # not what the model will have seen
     if recipe.data.source is not None:
         recipe = recipe.with_options("data", source=data.source)  # a path is absolute then, and holds anywhere

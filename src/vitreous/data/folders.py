@@ -1,0 +1,90 @@
+"""Image sets in folders: what an image file is called, and a class for each folder."""
+
+import logging
+import os
+from pathlib import Path
+
+from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.parquet import SPLITS
+from vitreous.data.stores import FileImages, as_text
+
+log = logging.getLogger("vitreous")
+
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".avif", ".jp2"}
+UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".svg"}  # pictures, but not for Pillow
+
+
+def read_folder(root: Path, name: str, source: str) -> ImageSet:
+    """Class folders with images, directly or under train, val and test. Classes go by their sorted names."""
+    folders = {"train": root}
+    inside = _subfolders(root)
+    splits_of = {key: SPLITS[key.lower()] for key in inside if key.lower() in SPLITS}
+    train = [key for key, split in splits_of.items() if split == "train"]
+    if train and not any(_has_images(inside[key]) for key in train):  # else it is a class, as in CIFAR-100
+        folders = {split: inside[key] for key, split in splits_of.items()}
+        if len(folders) < len(splits_of):
+            raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")
+        if ignored := [key for key in inside if key not in splits_of]:
+            log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
+    elif inside and len(splits_of) == len(inside):
+        raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
+
+    class_names, splits = tuple(_subfolders(folders["train"])), {}
+    if not class_names:
+        raise ValueError(
+            f"{folders['train']} has no class folders: sort the images into <class>/ folders, or give a table (.csv)"
+        )
+    for split, folder in folders.items():
+        paths, words = [], []
+        for class_name, class_folder in _subfolders(folder).items():
+            check_text(class_folder)
+            files = files_below(class_folder)
+            if not files and split == "train":
+                raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
+            paths += files
+            words += [class_name] * len(files)
+        if paths:
+            splits[split] = Split(FileImages(paths), match_labels(words, class_names, f"{source}: {split}"))
+        else:
+            log.warning("%s: %s has no images in class folders: left out", source, folder.name)
+    return ImageSet(name, source, class_names, **splits)
+
+
+def check_text(path: Path) -> None:
+    """Recipes, records and reports are UTF-8, and name their data and its classes."""
+    if as_text(path) != str(path):
+        raise ValueError(f"{as_text(path)} is a name that is not UTF-8: rename it")
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    """By name, sorted; hidden ones and the litter of archives left out."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    return {name: folder / name for name in names if not name.startswith((".", "__"))}
+
+
+def _has_images(folder: Path) -> bool:
+    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
+
+
+def files_below(folder: Path) -> list[str]:
+    """All images in a folder and below it, sorted; hidden ones left out, linked folders read once.
+
+    Warns of pictures that are there and cannot be read.
+    """
+    files, unread, seen = [], [], set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        if (real := os.path.realpath(root)) in seen:  # by another link, or in a loop
+            folders.clear()
+            continue
+        seen.add(real)
+        names = sorted(name for name in names if not name.startswith("."))
+        files += [f"{root}{os.sep}{name}" for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
+        unread += [name for name in names if Path(name).suffix.lower() in UNREAD]
+    if unread:
+        log.warning(
+            "%s: pictures of a kind that is not read are left out (%d, such as %s): convert them to JPEG or PNG",
+            as_text(folder), len(unread), as_text(unread[0]),
+        )  # fmt: skip
+    return files

@@ -1,0 +1,156 @@
+"""Tables of images: which file, which class, which split."""
+
+import logging
+import os
+
+import numpy as np
+import pytest
+from image_samples import preprocess_of, write_folder
+
+from vitreous.data.loaders import decode
+from vitreous.data.sources import load
+from vitreous.data.stores import BrokenImage
+
+FILES = [f"all/{i:03}.png" for i in range(4)]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder `photos` with all/000.png to all/003.png."""
+    write_folder(tmp_path / "photos", {"all": 4})
+    return tmp_path / "photos"
+
+
+def write_table(folder, *lines, name="photos.csv", encoding="utf-8"):
+    (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding=encoding)
+    return folder / name
+
+
+def test_a_table_gives_each_file_its_class_and_its_split(tmp_path):
+    pixels = write_folder(tmp_path, {"all": 4})
+    rows = ["test,all/003.png,dog", "train,all/002.png,dog", "Train,all/000.png,cat", "train,all/001.png,dog"]
+    table = write_table(tmp_path, "split,file,label", *rows, "validation,all/003.png,cat")
+    made = load(table)
+    assert made.name == "photos" and made.source == str(table) and made.class_names == ("cat", "dog")
+    labels = {name: split.labels.tolist() for name, split in made.splits.items()}
+    assert labels == {"train": [1, 0, 1], "val": [0], "test": [1]}
+    decoded = decode(made.train, preprocess_of())
+    np.testing.assert_array_equal(decoded.images.array, pixels[[2, 0, 1]])
+
+
+@pytest.mark.parametrize("name", ["all/{}.png", "all/{}", "{}.png", "{}", "../photos/all/{}.png", "{root}/all/{}.png"])
+def test_files_are_found_by_path_and_by_name(photos, name):
+    rows = [f"{name.format(f'{i:03}', root=photos)},{'ab'[i % 2]}" for i in range(4)]
+    made = load(write_table(photos, "id,breed", *rows))
+    found = [os.path.realpath(made.train.images.describe(row)) for row in range(4)]
+    assert found == [os.path.realpath(photos / file) for file in FILES]
+    assert made.train.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_path_goes_before_the_same_name_elsewhere(photos):
+    write_folder(photos / "all" / "deeper", {"all": 1})
+    made = load(write_table(photos, "file,label", *(f"{file},{'ab'[i % 2]}" for i, file in enumerate(FILES))))
+    assert made.train.images.describe(0) == str(photos / "all" / "000.png")
+    with pytest.raises(ValueError, match=r"'000' is any of \S+000\.png, \S+000\.png: write its path$"):
+        load(write_table(photos, "file,label", "000,a", "001,a", "002,b"))
+
+
+@pytest.mark.parametrize(
+    ("head", "label"),
+    [
+        ("file,x,Label", "Label"),
+        ("file,x,label", "label"),
+        ("file,label,category", "label"),
+        ("file,category,label", "label"),
+        (",file,y", "y"),
+    ],
+)
+def test_the_column_of_labels_is_known_by_its_name_or_as_the_only_one(photos, head, label):
+    cells = {"file": FILES, label: ["p", "p", "q", "q"]}
+    columns = [cells.get(name, ["0", "1", "2", "3"]) for name in head.split(",")]
+    made = load(write_table(photos, head, *(",".join(row) for row in zip(*columns, strict=True))))
+    assert made.class_names == ("p", "q") and made.train.labels.tolist() == [0, 0, 1, 1]
+
+
+def test_a_column_behind_a_colon_holds_the_labels(photos):
+    rows = [f"{file},{'ab'[i % 2]},{'pq'[i // 2]}" for i, file in enumerate(FILES)]
+    table = write_table(photos, "file,label,age", *rows)
+    assert load(str(table)).class_names == ("a", "b")
+    made = load(f"{table}:age")
+    assert made.class_names == ("p", "q") and made.train.labels.tolist() == [0, 0, 1, 1]
+    assert made.source == f"{table}:age" and load(made.source).class_names == ("p", "q")
+    for wrong in ("sex", "file"):
+        with pytest.raises(ValueError, match=rf"has no column '{wrong}' among label, age: name it, as in photos.csv:"):
+            load(f"{table}:{wrong}")
+    odd = write_table(photos, "file,label", *(row.rpartition(",")[0] for row in rows), name="a:b.csv")
+    assert load(str(odd)).class_names == ("a", "b")  # a file that is there goes first
+
+
+def test_classes_that_are_numbers_go_by_their_value(photos):
+    made = load(write_table(photos, "file,grade", *(f"{file},{(10, 9, 10, 2)[i]}" for i, file in enumerate(FILES))))
+    assert made.class_names == ("2", "9", "10") and made.train.labels.tolist() == [2, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "encoding"),
+    [("x.csv", ";", "utf-8"), ("x.tsv", "\t", "utf-8"), ("x.csv", ",", "utf-8-sig"), ("x.CSV", ";", "utf-8-sig")],
+)
+def test_the_tables_of_spreadsheets_are_read(photos, name, mark, encoding):
+    rows = [f'"{file}"{mark} "é, ü"' if i % 2 else f"{file}{mark}b " for i, file in enumerate(FILES)]
+    rows = [row.replace(f'{mark} "', f'{mark}"') for row in rows]
+    made = load(write_table(photos, f"file{mark}label", *rows, "", name=name, encoding=encoding))
+    assert made.class_names == ("b", "é, ü") and made.train.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_file_that_is_not_there_is_told_or_left_out(photos):
+    table = write_table(photos, "file,label", *(f"{file},{'ab'[i % 2]}" for i, file in enumerate(FILES)), "gone.png,a")
+    with pytest.raises(BrokenImage, match=r"photos/gone\.png: No such file"):
+        decode(load(table).train, preprocess_of())
+    assert decode(load(table).train, preprocess_of(), skip_broken=True).labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_split_without_labels_is_left_out(photos, caplog):
+    rows = [
+        f"{file},{label},{'test' if i == 3 else 'train'}"
+        for i, (file, label) in enumerate(zip(FILES, "aab", strict=False))
+    ]
+    with caplog.at_level(logging.WARNING, "vitreous"):
+        made = load(write_table(photos, "file,label,split", *rows, "all/003.png,,test"))
+    assert made.test is None and len(made.train) == 3 and "test has no labels: left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([], "is no table: its first line must name the columns, as in file,label"),
+        (["file,label"], "has no row below its names of columns: file, label"),
+        (["all/000.png,a", "all/001.png,b"], "does not name its columns: give it a first line, such as file,label"),
+        (["file,label", "x/0.png,a", "x/1.png,b"], "names no image in .*photos or below; its first row is x/0.png, a"),
+        (["file,p,q", "000,1,2", "001,1,2"], "has no column that must be the labels' among p, q: name it, as in"),
+        (["file", "000", "001"], "has no column that must be the labels' among none"),
+        (["file,label", "000,a", "001,", "002,b"], r"1 rows have no 'label', such as that of \S+001\.png: add it"),
+        (["file,label", "000,a,3", "001,a"], "has 2 columns, but 3 in the row of 000: mend the row"),
+        (["file,label", "000,a", "001,b", "002,c"], "'label' differs in every row, so these are no classes"),
+        (["file,label,split", "000,a,tset", "001,a,train"], r"split 'tset' of \S+000\.png is none of train, "),
+        (["file,label,split", "000,a,test", "001,a,test"], "has no row whose split is train"),
+        (["file,label", "000,a", "001,a"], "has one class"),
+    ],
+)  # fmt: skip
+def test_a_table_that_is_no_set_says_why(photos, lines, reason):
+    with pytest.raises(ValueError, match=rf"photos\.csv:? {reason}"):
+        load(write_table(photos, *lines))
+
+
+def test_a_table_that_is_not_utf8_says_so(photos):
+    with pytest.raises(ValueError, match=r"photos\.csv is not UTF-8: save it as that$"):
+        load(write_table(photos, "file,label", "000,é", "001,b", encoding="latin-1"))
+
+
+def test_a_column_is_refused_where_there_are_none(photos):
+    with pytest.raises(
+        ValueError, match=r"^digits has no columns, as parquet files and tables do: leave out ':label'$"
+    ):
+        load("digits:label")
+    write_folder(photos / "sorted", {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match=r"sorted has no columns, as parquet files and tables do: leave out ':label'$"):
+        load(f"{photos / 'sorted'}:label")
