@@ -21,12 +21,12 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages
 from vitreous.device import cpu_capabilities, pick_device
-from vitreous.metrics import classification_metrics
+from vitreous.metrics import classification_metrics, watched
 from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import OptimOptions
-from vitreous.train.loop import State, loss_and_top1
+from vitreous.train.loop import State
 from vitreous.train.optim import rate_factor, set_rates
 from vitreous.train.order import epoch_order
 from vitreous.train.progress import Display
@@ -140,7 +140,7 @@ def run(
             if setup.watch:
                 labels = splits[setup.watch].labels
                 outputs = split_logits(model, splits[setup.watch], preprocess, "float32")
-                row["val_loss"], row["val_top1"] = loss_and_top1(outputs, labels)
+                row |= watched(outputs, labels, "val")
                 if setup.keep_best and row["val_top1"] > best:
                     best, state.best_epoch = row["val_top1"], state.epoch + 1
                     kept = copy.deepcopy(model.state_dict())

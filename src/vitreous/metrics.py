@@ -25,6 +25,7 @@ NAMES = {
     "temperature": "temperature",
     "count": "images",
 }
+WATCHED = ("loss", "top1", "top5", "precision_macro", "recall_macro", "f1_macro")  # by epoch, and over folds
 
 
 def figure_text(name: str, value: float | None) -> str:
@@ -40,12 +41,22 @@ def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> 
 
 
 def classification_metrics(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> dict[str, float | int | None]:
-    """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall, f1 (macro, micro), count, ...
+    """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, ece, ece_unscaled, temperature and count.
+
+    `ece` is the calibration error of the probabilities that predictions give, after division by the `temperature`;
+    `ece_unscaled` and the loss are those of the logits as they are.
+    """
+    figures = answer_metrics(logits, labels)
+    figures["ece"] = calibration_error(reliability(logits, labels, temperature))
+    figures["ece_unscaled"] = calibration_error(reliability(logits, labels))
+    return figures | {"temperature": temperature, "count": len(labels)}
+
+
+def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | None]:
+    """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall and f1 (macro, micro).
 
     `top5` is None for five classes or fewer. Macro figures average the classes that occur in labels or answers, over
-    the whole split at once; a class never answered counts as precision 0. `ece` is the calibration error of the
-    probabilities that predictions give, after division by the `temperature`; `ece_unscaled` and the loss are those of
-    the logits as they are.
+    the whole split at once; a class never answered counts as precision 0.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -61,9 +72,13 @@ def classification_metrics(logits: Tensor, labels: Tensor, temperature: float = 
         )
         figures |= {f"precision_{average}": float(precision), f"recall_{average}": float(recall)}
         figures |= {f"f1_{average}": float(f1)}
-    figures["ece"] = calibration_error(reliability(logits, labels, temperature))
-    figures["ece_unscaled"] = calibration_error(reliability(logits, labels))
-    return figures | {"temperature": temperature, "count": len(labels)}
+    return figures
+
+
+def watched(logits: Tensor, labels: Tensor, split: str) -> dict[str, float]:
+    """Those of `answer_metrics` that are followed by epoch, as `val_top1` and the like; those there are."""
+    figures = answer_metrics(logits, labels)
+    return {f"{split}_{name}": figures[name] for name in WATCHED if figures[name] is not None}
 
 
 def top_k(logits: Tensor, labels: Tensor, k: int) -> float:

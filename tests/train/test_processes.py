@@ -266,8 +266,8 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name):
     given = []
     one = Engine("cpu", track=("tensorboard",))
     monkeypatch.setattr(one._accelerator, "init_trackers", lambda *options: given.append(options))
-    one.start_trackers(Path(folder), {})
-    assert given[0][2]["wandb"]["name"] == name
+    one.start_trackers(Path(folder), {}, "3f", resumed=False)
+    assert given[0][2]["wandb"] == {"name": name, "dir": folder, "id": "3f", "resume": None}
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])

@@ -47,6 +47,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome
+from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, claimed
 from vitreous.train.order import epoch_order
 from vitreous.train.run import fit
@@ -1190,7 +1191,8 @@ def test_metrics_have_a_row_an_epoch(finished):
     with (run.folder / "metrics.csv").open() as file:
         rows = list(csv.reader(file))
     assert rows[0] == [
-        "epoch", "train_loss", "train_top1", "learning_rate", "val_loss", "val_top1", "images_per_second", "seconds",
+        "epoch", "train_loss", "train_top1", "learning_rate", "val_loss", "val_top1", "val_precision_macro",
+        "val_recall_macro", "val_f1_macro", "images_per_second", "seconds",
     ]  # fmt: skip
     assert [row[0] for row in rows[1:]] == ["1", "2", "3", "4"]
     assert float(rows[-1][3]) == pytest.approx(0.02 * 0.01)  # the cosine's end
@@ -1320,6 +1322,30 @@ def test_tracked_figures_are_written(trained):
     for name, value in (("final_test_top1", "top1"), ("final_test_f1_macro", "f1_macro")):
         (event,) = scalars.Scalars(name)
         assert (event.step, event.value) == (2, pytest.approx(run.results["test"][value], rel=1e-6))
+
+
+def test_a_tracker_is_told_that_a_run_goes_on(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        Engine, "start_trackers", lambda self, folder, config, run, resumed: given.append((run, resumed))
+    )
+    options = {"out": tmp_path / "run", "pictures": False, "console": Console(quiet=True)}
+    fit(tiny_recipe(), tiny_set(), on_step=interrupt_after(3), **options)
+    fit(tiny_recipe(), tiny_set(), resume=True, **options)
+    fit(tiny_recipe(), tiny_set(), **options | {"out": tmp_path / "other"})
+    assert [resumed for _, resumed in given] == [False, True, False]
+    assert given[0][0] == given[1][0] != given[2][0]
+
+
+def test_classes_are_followed_by_epoch(trained):
+    pixels, labels = stripes(36, seed=2)
+    data = ImageSet.from_arrays(*stripes(36), val=(pixels[labels < 2], labels[labels < 2]), class_names=CLASSES)
+    run = trained(tiny_recipe(epochs=3, optim={"learning_rate": 0.01}), data)
+    rows = metrics_rows(run.folder)
+    best = rows[run.results["best_epoch"] - 1]
+    for name in ("loss", "top1", "precision_macro", "recall_macro", "f1_macro"):
+        assert float(best[f"val_{name}"]) == pytest.approx(run.results["val"][name], rel=1e-6), name
+    assert "val_top5" not in best  # of three classes
 
 
 def test_the_terminal_shows_every_epoch(tmp_path):

@@ -18,7 +18,8 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, a table (.csv), "
-            "parquet or idx files; DATA:COLUMN names the labels. Left out where the recipe names its data, or a run is resumed whose data has not moved.",
+            "parquet or idx files; DATA:COLUMN says which column holds the labels. Left out where the recipe names its "
+            "data, or a run is resumed whose data has not moved.",
         ),
     ] = None,
     overrides: Annotated[

@@ -132,11 +132,12 @@ class Engine:
             if first:
                 self.wait()
 
-    def start_trackers(self, folder: Path, config: dict[str, str | int | float | bool]) -> None:
+    def start_trackers(self, folder: Path, config: dict[str, Any], run: str, resumed: bool) -> None:
+        """run: its name for the trackers, of no other run. resumed: whether they may know it already."""
         if self._tracked:
             self._accelerator.project_configuration.logging_dir = str(folder)
             name = "-".join(folder.parts[-2:]) if folder.name.startswith("fold-") else folder.name
-            wandb = {"name": name, "dir": str(folder)}
+            wandb = {"name": name, "dir": str(folder), "id": run, "resume": "allow" if resumed else None}
             try:
                 self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
             except Exception as error:  # each tracker has errors of its own

@@ -11,6 +11,7 @@ from rich.console import Console
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
 from vitreous.files import read_json, replace_file, write_json
+from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
@@ -18,8 +19,6 @@ from vitreous.train.folder import check_same_recipe
 from vitreous.train.progress import say
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
-
-FIGURES = ("top1", "top5", "loss", "precision_macro", "recall_macro", "f1_macro")
 
 
 def fit_folds(
@@ -96,7 +95,7 @@ def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "train_seconds": [run["train_seconds"] for run in runs],
         "count": [run["test"]["count"] for run in runs],
     }
-    for key in FIGURES:
+    for key in WATCHED:
         values = [run["test"][key] for run in runs]
         if None not in values:
             results |= {key: values, f"{key}_mean": statistics.mean(values), f"{key}_sd": statistics.stdev(values)}

@@ -18,6 +18,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
 from vitreous.files import read_json
+from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
@@ -26,7 +27,7 @@ from vitreous.train import outcome
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
-from vitreous.train.loop import Hooks, State, augment_batch, loss_and_top1, train_loop
+from vitreous.train.loop import Hooks, State, augment_batch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
@@ -220,7 +221,7 @@ class Job:
         row: dict[str, float] = {"epoch": 1}
         for name, (x, labels) in features.items():
             logits = x @ self.head.weight.T + self.head.bias
-            row[f"{name}_loss"], row[f"{name}_top1"] = loss_and_top1(logits, labels)
+            row |= watched(logits, labels, name)
         state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
         write_csv(self.folder / "metrics.csv", state.history)
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.augment import Changes, augment, mix, plan
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast, compiled, widest_float
+from vitreous.metrics import watched
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -48,6 +50,8 @@ class State:
     """Validation accuracy and minus the loss of the best epoch: higher is better."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One row an epoch: the columns of `metrics.csv`."""
+    tracker_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """By which a tracker knows a run that goes on."""
 
 
 @dataclass
@@ -184,7 +188,7 @@ def train_loop(
         bare.read_size(recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
-            row["val_loss"], row["val_top1"] = engine.from_main(partial(loss_and_top1, logits, val.labels))
+            row |= engine.from_main(partial(watched, logits, val.labels, "val"))
             _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
@@ -266,11 +270,6 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
     share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # the last ones start over, so that shares are equal
     logits = engine.gather(split_logits(model, val, preprocess, precision, share))  # (P * n, K), process by process
     return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
-
-
-def loss_and_top1(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Cross-entropy and share of hits of logits (N, K) for labels (N,)."""
-    return F.cross_entropy(logits, labels).item(), (logits.argmax(dim=1) == labels).double().mean().item()
 
 
 def _check_finite(loss: float, state: State) -> None:

@@ -108,7 +108,7 @@ def fit(
             write_json(folder / "data.json", job.summary)
             if not resumed:  # what it began with stays
                 write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
-        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")))
+        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")), job.state.tracker_id, resumed)
         if finish:
             job.keep_present()
         elif recipe.start.probe:
