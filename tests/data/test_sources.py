@@ -220,6 +220,8 @@ def test_a_column_behind_a_colon_holds_the_labels_of_parquet_files(tmp_path):
     assert made.class_names == ("big", "small") and made.source == f"{tmp_path}:size"
     assert made.train.labels.tolist() == made.test.labels.tolist() == [1, 0, 1]
     assert load(f"{tmp_path / 'train.parquet'}:age").class_names == ("3", "9")
+    assert made.train.images.take(np.array([1, 0])).column("age").tolist() == [9, 3]
+    assert made.train.images.column("weight") is None
     with pytest.raises(ValueError, match=r"has no column 'image' of labels: it has label, size, age$"):
         load(f"{tmp_path}:image")
 

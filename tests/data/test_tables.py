@@ -146,6 +146,17 @@ def test_a_table_that_is_not_utf8_says_so(photos):
         load(write_table(photos, "file,label", "000,é", "001,b", encoding="latin-1"))
 
 
+def test_a_column_may_say_what_belongs_together(photos):
+    write_folder(photos / "more", {"some": 8}, seed=9)
+    files = [*FILES, *(f"more/some/{i:03}.png" for i in range(8))]
+    rows = [f"{file},{'ab'[i % 2]},p{i // 4}{'ab'[i % 2]}" for i, file in enumerate(files)]  # six patients of two
+    made = load(f"{write_table(photos, 'file,breed,patient', *rows)}:breed")
+    kept = made.with_validation(0.3, group="patient")
+    sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
+    assert len(sides[0]) == 4 and len(sides[1]) == 2 and not sides[0] & sides[1]
+    assert made.train.images.column("doctor") is None
+
+
 def test_a_column_is_refused_where_there_are_none(photos):
     with pytest.raises(
         ValueError, match=r"^digits has no columns, as parquet files and tables do: leave out ':label'$"

@@ -1,5 +1,6 @@
 """Cross-validation: parts that are disjoint and alike, a run for each, and figures that come from them alone."""
 
+import csv
 import io
 import json
 import os
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
-from tiny import equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
+from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
@@ -20,7 +21,7 @@ from vitreous.evaluation import evaluate
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import outcome
 from vitreous.train.folder import alone
-from vitreous.train.folds import fit_folds
+from vitreous.train.folds import counted, fit_folds
 from vitreous.train.job import Job
 from vitreous.train.run import fit
 
@@ -110,7 +111,7 @@ def test_what_belongs_together_is_held_out_together(animals):
 @pytest.mark.parametrize(
     ("group", "folds", "message"),
     [
-        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' finds nothing in .*cat0_0.png: use a pattern that fits all images"),
+        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' finds nothing in .*cat0_0.png: use a pattern that fits all, or a column"),
         ("animals", 3, "all images of class 'cat' are of one group by data.group 'animals', so that none can be held"),
         (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
     ],
@@ -153,6 +154,20 @@ def test_the_results_are_those_of_the_folds(finished):
         assert results[key] == values
         assert results[f"{key}_mean"] == statistics.mean(values) and results[f"{key}_sd"] == statistics.stdev(values)
     assert "top5" not in results  # of three classes
+
+
+def test_every_image_has_the_answer_of_a_model_that_had_not_seen_it(finished):
+    with (finished.folder / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["image"] for row in rows) == sorted(f"row {row}" for row in range(48))
+    for fold, top1 in enumerate(finished.results["top1"], start=1):
+        own = [row for row in rows if row["fold"] == str(fold)]
+        assert len(own) == 16 and sum(row["answer"] == row["class"] for row in own) / 16 == top1
+    labels = tiny_set().train.labels
+    assert all(row["class"] == CLASSES[labels[int(row["image"].removeprefix("row "))]] for row in rows)
+    counts = counted(rows, CLASSES)
+    assert counts.sum(axis=1).tolist() == [16] * 3
+    assert counts.trace() == sum(row["answer"] == row["class"] for row in rows)
 
 
 def test_a_fold_is_a_run_like_any_other(finished, tmp_path):

@@ -269,6 +269,17 @@ def test_a_run_from_a_given_model_says_so(trained):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
 
 
+@pytest.mark.parametrize("test", [12, None])
+def test_every_answer_is_written_down(trained, test):
+    data = tiny_set()
+    run = trained(tiny_recipe(), data if test else replace(data, test=None))
+    with (run.folder / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    figures = run.results["test" if test else "val"]
+    assert len(rows) == figures["count"] == 12
+    assert sum(row["answer"] == row["class"] for row in rows) / 12 == figures["top1"]
+
+
 def test_pictures_may_be_left_out(trained, pictures):
     folder = trained(tiny_recipe(epochs=1), tiny_set(), pictures=False).folder
     left = {path.name for path in folder.iterdir()}
@@ -1156,6 +1167,7 @@ def test_the_run_folder_holds_everything(trained, pictures):
         "environment.json",
         "data.json",
         "metrics.csv",
+        "answers.csv",
         "results.json",
         "report.html",
         "model/model.safetensors",

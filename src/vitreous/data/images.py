@@ -200,11 +200,16 @@ class ImageSet:
 
 
 def _groups(images: Images, pattern: str) -> np.ndarray:
-    """What the pattern finds in each image's path, (N,). Raises ValueError for one in which it finds nothing."""
+    """Each image's value in the column of that name, or else what the pattern finds in its path: (N,).
+
+    Raises ValueError for a path in which it finds nothing.
+    """
+    if (column := images.column(pattern)) is not None:
+        return column
     found = []
     for name in map(images.describe, range(len(images))):
         if not (match := re.search(pattern, name)):
-            raise ValueError(f"data.group '{pattern}' finds nothing in {name}: use a pattern that fits all images")
+            raise ValueError(f"data.group '{pattern}' finds nothing in {name}: use a pattern that fits all, or a column")
         found.append(match[1] if match.re.groups else match[0])
     return np.array(found)
 

@@ -51,6 +51,13 @@ class ParquetImages(Images):
     def key(self) -> str:
         return identity(self.files, self.column)
 
+    def column(self, name: str) -> np.ndarray | None:
+        import pyarrow.parquet as pq
+
+        if any(name not in pq.read_schema(file).names for file in self.files):
+            return None
+        return _values(self.files, name)[self.rows]
+
     def _encoded(self, row: int) -> io.BytesIO:
         group = self._group(row)
         with self._lock:
@@ -133,7 +140,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     image, label, class_names = _columns(of_split["train"][0], label)
     found = {}
     for split, paths in of_split.items():
-        labels, names = _labels(paths, label), _columns(paths[0], label)[2]
+        labels, names = _values(paths, label), _columns(paths[0], label)[2]
         if labels.dtype.kind == "i" and (labels < 0).all() and split != "train":
             log.warning("%s: %s has no labels, all are negative: left out", source, split)
         elif labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
@@ -176,7 +183,7 @@ def check_complete(files: list[Path], source: str) -> None:
             )
 
 
-def _labels(files: list[Path], column: str) -> np.ndarray:
+def _values(files: Sequence[str | Path], column: str) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -188,7 +195,7 @@ def _labels(files: list[Path], column: str) -> np.ndarray:
         parts.append(part.to_numpy())
     if len(kinds := {part.dtype for part in parts}) > 1 and np.dtype(object) in kinds:
         raise ValueError(
-            f"{files[0].parent}: '{column}' holds numbers in some files and words in others: make them one"
+            f"{Path(files[0]).parent}: '{column}' holds numbers in some files and words in others: make them one"
         )
     return np.concatenate(parts)
 

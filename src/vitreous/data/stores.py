@@ -48,6 +48,10 @@ class Images(ABC):
     def _name(self, row: int) -> str:
         """Where one stored image lies, for messages."""
 
+    def column(self, name: str) -> np.ndarray | None:
+        """What stands beside the images in a column of this name, (N,); None where there is no such column."""
+        return None
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -179,11 +183,14 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Image files of any kind that Pillow reads."""
+    """Image files of any kind that Pillow reads. columns: what a table says of them, by name."""
 
-    def __init__(self, paths: Sequence[str | Path]):
+    def __init__(self, paths: Sequence[str | Path], columns: dict[str, list[str]] | None = None):
         super().__init__(len(paths))
-        self.paths = [str(path) for path in paths]
+        self.paths, self.columns = [str(path) for path in paths], columns or {}
+
+    def column(self, name: str) -> np.ndarray | None:
+        return np.array(self.columns[name])[self.rows] if name in self.columns else None
 
     def key(self) -> str:
         return identity(self.paths)

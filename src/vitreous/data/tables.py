@@ -56,7 +56,7 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
     if len(names) == len(rows_of["train"]):
         raise ValueError(f"{path}: '{label}' differs in every row, so these are no classes: name another column")
     class_names = tuple(sorted(names, key=int if all(name.isdecimal() for name in names) else None))
-    images, made = FileImages(files), {}
+    images, made = FileImages(files, columns), {}
     for split, rows in rows_of.items():
         labels = match_labels([words[row] for row in rows], class_names, f"{source}: {split}")
         made[split] = Split(images.take(np.array(rows)), labels)

@@ -75,9 +75,9 @@ class DataOptions(Section):
     """Seed of that split: its own, so that runs of different `seed` are judged on the same images. Of folds it is
     `seed`, unless this is given."""
     group: str | None = None
-    """A regular expression: images in whose paths it finds the same (its first group, where it has one) belong
-    together, as those of one patient or one burst do, and are held out together. `([^/]+)_\\d+\\.jpg$` finds cat in
-    cat_7.jpg."""
+    """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
+    table or of parquet files, in which they have the same; or a regular expression that finds the same in their paths
+    (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0

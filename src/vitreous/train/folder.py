@@ -20,6 +20,7 @@ from vitreous.recipe import Recipe, flat
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
+ANSWERS = Path("answers.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
 # keys that may change on the way; whether the data is the same, its hash tells
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
@@ -99,11 +100,11 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
             )
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """A header and a line a row."""
 
     def write(part: Path) -> None:
-        with part.open("w", newline="") as file:
+        with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0].keys())
             writer.writeheader()
             writer.writerows(rows)

@@ -1,10 +1,12 @@
 """Cross-validation: a run for each part of the training images, and what they say together."""
 
+import csv
 import shlex
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from rich.console import Console
 
@@ -15,7 +17,8 @@ from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import check_same_recipe
+from vitreous.train.folder import ANSWERS, check_same_recipe, write_csv
+from vitreous.train.outcome import draw
 from vitreous.train.progress import say
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
@@ -37,8 +40,9 @@ def fit_folds(
     Each fold is a run of its own in <out>/fold-1, fold-2, ...: its validation images are the set's own, or cut from the
     other parts, so that the part it is judged on chooses nothing. The set's own test images are not opened. The folds
     are cut by `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other
-    parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation. `resume` goes on
-    where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation, `answers.csv` what
+    each image was answered by the model that had not seen it, and `confusion.png` counts that. `resume` goes on where
+    the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
@@ -78,8 +82,30 @@ def fit_folds(
             runs.append(run.results)
         results = summarise(recipe, runs)
         if is_main():
+            rows = pooled_answers(folder, folds)
+            write_csv(folder / ANSWERS, rows)
+            if pictures:
+                draw("confusion_matrix", counted(rows, data.class_names), data.class_names, folder / "confusion.png")
             write_json(folder / "results.json", results)
         return Run(folder, results)
+
+
+def pooled_answers(folder: Path, folds: int) -> list[dict[str, Any]]:
+    """Every image's answer by the model that had not seen it: the rows of the folds' `answers.csv`, with their fold."""
+    rows: list[dict[str, Any]] = []
+    for fold in range(1, folds + 1):
+        with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
+            rows += [{"fold": fold, **row} for row in csv.DictReader(file)]
+    return rows
+
+
+def counted(rows: list[dict[str, Any]], class_names: tuple[str, ...]) -> np.ndarray:
+    """Counts (K, K) of answers: row the true class, column the answer."""
+    K, row_of = len(class_names), {name: row for row, name in enumerate(class_names)}
+    counts = np.zeros((K, K), int)
+    for row in rows:
+        counts[row_of[row["class"]], row_of[row["answer"]]] += 1
+    return counts
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
 from vitreous.device import peak_memory
-from vitreous.evaluation import Judged, judge
+from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
 from vitreous.metrics import classification_metrics, confusion, fit_temperature
+from vitreous.train.folder import ANSWERS
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
 
@@ -54,6 +55,8 @@ def finish(job: "Job") -> dict[str, Any]:
     }
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
+    if judged:
+        write_answers(list(judged.values())[-1], job.folder / ANSWERS)
     write_json(job.folder / "results.json", results)
     if job.pictures:
         plots = job.folder / "plots"
