@@ -111,7 +111,7 @@ def test_what_belongs_together_is_held_out_together(animals):
 @pytest.mark.parametrize(
     ("group", "folds", "message"),
     [
-        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' finds nothing in .*cat0_0.png: use a pattern that fits all, or a column"),
+        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' is no column, and finds nothing in .*cat0_0.png: use another"),
         ("animals", 3, "all images of class 'cat' are of one group by data.group 'animals', so that none can be held"),
         (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
     ],

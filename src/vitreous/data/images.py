@@ -209,7 +209,7 @@ def _groups(images: Images, pattern: str) -> np.ndarray:
     found = []
     for name in map(images.describe, range(len(images))):
         if not (match := re.search(pattern, name)):
-            raise ValueError(f"data.group '{pattern}' finds nothing in {name}: use a pattern that fits all, or a column")
+            raise ValueError(f"data.group '{pattern}' is no column, and finds nothing in {name}: use another")
         found.append(match[1] if match.re.groups else match[0])
     return np.array(found)
 
