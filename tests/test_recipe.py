@@ -7,7 +7,7 @@ import yaml
 from tiny import tiny_recipe
 
 from vitreous.model.summary import summarise
-from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names
+from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names, settings
 
 
 @pytest.fixture
@@ -241,6 +241,18 @@ def test_every_key_can_be_overridden(written):
 
 
 # --- data ---
+
+
+def test_every_setting_is_told_with_its_default_and_meaning(written):
+    told = settings()
+    assert [setting.key for setting in told] == keys() and len(told) == len(set(keys()))
+    assert [setting.key for setting in told if len(setting.meaning) < 15] == []
+    again = read_recipe(written("epochs: 2"), [f"{setting.key}={setting.default}" for setting in told])
+    assert again.model_dump() == Recipe().model_dump()
+    choices = {setting.key: setting.choices for setting in told}
+    assert choices["optim.schedule"] == ("cosine", "linear", "onecycle", "constant")
+    assert choices["compile"] == ("true", "false", "auto", "reduce-overhead") and choices["epochs"] == ()
+    assert choices["track"] == ("tensorboard", "wandb")
 
 
 def test_resolve_fills_in_what_the_data_decides():

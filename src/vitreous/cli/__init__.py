@@ -12,7 +12,7 @@ import typer
 import vitreous
 from vitreous.cli.answers import embed, evaluate, predict
 from vitreous.cli.insight import explain, look, walk
-from vitreous.cli.overview import compare, doctor, recipes, summary
+from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
 from vitreous.cli.training import train
 
@@ -42,7 +42,7 @@ def _(
 # in the order of --help
 for command in (train, evaluate, predict, explain, look, walk, embed, export, push, summary, compare):
     app.command(no_args_is_help=True)(command)
-for command in (recipes, doctor):
+for command in (recipes, settings, doctor):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""What there is: `vitreous summary`, `compare`, `recipes`, `doctor`."""
+"""What there is: `vitreous summary`, `compare`, `recipes`, `settings`, `doctor`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -86,6 +86,25 @@ def recipes(
         return
     for name in recipe_names():
         print(f"{name:<16} {headline(name)}")
+
+
+def settings(
+    part: Annotated[str, typer.Argument(metavar="PART", help="Of the name, such as optim, mix or model.pool.")] = "",
+) -> None:
+    """List what can be set as key=value: its default, the words it takes, what it means."""
+    import textwrap
+
+    from vitreous.recipe import keys, nearest
+    from vitreous.recipe import settings as all_settings
+
+    found = [setting for setting in all_settings() if part in setting.key]
+    if not found:
+        near = nearest(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
+        raise ValueError(f"no setting has '{part}' in its name{near or ': `vitreous settings` lists all of them'}")
+    for setting in found:
+        words = f"   ({', '.join(setting.choices)})" if setting.choices else ""
+        print(f"{setting.key}={setting.default}{words}")
+        print(textwrap.fill(setting.meaning, 100, initial_indent="    ", subsequent_indent="    "))
 
 
 def doctor() -> None:

@@ -26,7 +26,9 @@ class ViTConfig(BaseModel):
     The defaults are ViT-B/16 of the paper. `ViTConfig(size="S/16", num_classes=3)` starts from a named size.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     image_size: Pair = (224, 224)
     """Height and width, in pixels."""
@@ -35,6 +37,7 @@ class ViTConfig(BaseModel):
     channels: PositiveInt = 3
     """Colour channels of an image: 1 gray, 3 RGB."""
     num_classes: PositiveInt = 1000
+    """Outputs K of the head."""
 
     dim: PositiveInt = 768
     """Width D of a token."""
@@ -67,7 +70,9 @@ class ViTConfig(BaseModel):
     head_hidden: NonNegativeInt = 0
     """Width of the head's hidden tanh layer; 0: a linear head."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """Of the tokens before each branch of a block and after the last (RMSNorm: Zhang and Sennrich 2019)."""
     norm_eps: PositiveFloat = 1e-6
+    """Added to the variance before its root is taken."""
     qk_norm: bool = False
     """Normalise each head's queries and keys (Dehghani et al. 2023)."""
     layer_scale: PositiveFloat | None = None

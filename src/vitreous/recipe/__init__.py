@@ -2,7 +2,7 @@
 
 from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, one_line
+from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest, one_line, settings
 
 __all__ = [
     "RECIPES",
@@ -14,8 +14,10 @@ __all__ = [
     "headline",
     "keys",
     "make_recipe",
+    "nearest",
     "one_line",
     "read_recipe",
     "recipe_file",
     "recipe_names",
+    "settings",
 ]

@@ -1,8 +1,9 @@
 """`Recipe`: all options in one strict model, and what is wrong with values that are none of them."""
 
 import difflib
+import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -147,16 +148,41 @@ def one_line(error: ValidationError, section: str = "") -> str:
     return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
 
 
-def keys(section: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
-    """All keys of a recipe, dotted: `optim.learning_rate`."""
-    names = []
+class Setting(NamedTuple):
+    """A key of a recipe, and what is to be known of it."""
+
+    key: str
+    """Dotted: `optim.learning_rate`."""
+    default: str
+    """As one would write it."""
+    choices: tuple[str, ...]
+    """The words that it takes, where there are such."""
+    meaning: str
+
+
+def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Setting]:
+    """All that can be set, in the order of the sections."""
+    found = []
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            names += keys(kind, f"{prefix}{name}.")
+            found += settings(kind, f"{prefix}{name}.")
         else:
-            names.append(prefix + name)
-    return names
+            default = field.default if isinstance(field.default, str) else json.dumps(field.default)
+            found.append(Setting(prefix + name, default, _choices(kind), " ".join((field.description or "").split())))
+    return found
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The words of a type, or of a part of it. A switch that is nothing else has its default to show what it takes."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(word for part in get_args(kind) for word in (("true", "false") if part is bool else _choices(part)))
+
+
+def keys() -> list[str]:
+    """All keys of a recipe, dotted: `optim.learning_rate`."""
+    return [setting.key for setting in settings()]
 
 
 def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
