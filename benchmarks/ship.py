@@ -2,9 +2,10 @@
 
 python benchmarks/ship.py runs/cifar10 cifar10
 
-The float16 bundle is judged again on the test images, in the run's precision, and refused where its top-1 is another.
+The float16 bundle is judged on the test images and refused where its top-1 is not that of the run's weights, both in
+float32: products in bf16 alone move about 0.15% of 10,000 answers, by whatever the weights are rounded to.
 Beside the bundle lie the run's recipe.yaml, data.json, environment.json and results.json (with the new figures under
-`float16`); the card, README.md, is made of these files and nothing else, and a test makes it again.
+`float32` and `float16`); the card, README.md, is made of these files and nothing else, and a test makes it again.
 """
 
 import argparse
@@ -36,16 +37,17 @@ def ship(run: Path, name: str, *, models: Path = SHIPPED, device: str = "auto") 
         size = Path(scratch, WEIGHTS).stat().st_size
         if size > LARGEST:
             raise ValueError(f"{run} has {size:,} bytes of float16 weights: at most {LARGEST:,} are shipped")
-        half = evaluate(scratch, own_data(run), device=device, precision=results["precision"])
-    before, after = results["test"]["top1"], half["top1"]
+        data = own_data(run)
+        whole, half = (evaluate(part, data, device=device, precision="float32") for part in (bundle, scratch))
+    before, after = whole["top1"], half["top1"]
     if not abs(after - before) < TOLERANCE + 1e-9:
         raise ValueError(
             f"test top-1 is {before:.2%} in the run and {after:.2%} in float16, and may differ by {TOLERANCE:.2%}: "
-            "judge it on the device that trained it, or ship another run"
+            "ship another run"
         )
 
     folder = models / name
-    write_shared(run, folder, results | {"float16": half})
+    write_shared(run, folder, results | {"float32": whole, "float16": half})
     return folder
 
 

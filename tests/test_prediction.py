@@ -23,8 +23,8 @@ from vitreous.prediction import (
     images_at_once,
     predict,
     split_logits,
-    write_csv,
     write_json_lines,
+    write_table,
     write_text,
 )
 
@@ -286,7 +286,7 @@ def test_json_is_an_object_a_line():
 
 
 def test_csv_has_a_row_for_each_image_and_class(tmp_path):
-    write_csv(PREDICTIONS, tmp_path / "x.csv")
+    write_table(PREDICTIONS, tmp_path / "x.csv")
     with (tmp_path / "x.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["image", "rank", "class", "probability"],
@@ -304,5 +304,5 @@ def test_predictions_that_fail_overwrite_no_csv(tmp_path):
 
     (tmp_path / "x.csv").write_text("mine")
     with pytest.raises(BrokenImage):
-        write_csv(fails(), tmp_path / "x.csv")
+        write_table(fails(), tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text() == "mine"

@@ -204,7 +204,7 @@ def measured(results: dict[str, Any]) -> str:
     if results["test"] is None:
         return f"There were no test images. {seed}"
     low, high = top1_interval(results.get("float16", results["test"]))
-    return f"""On the {results["test"]["count"]:,} test images, which chose nothing, computed in {results["precision"]}:
+    return f"""On the {results["test"]["count"]:,} test images, which chose nothing:
 
 {figures(results)}
 
@@ -214,9 +214,12 @@ def measured(results: dict[str, Any]) -> str:
 
 def figures(results: dict[str, Any]) -> str:
     """Test figures of the run's weights and, where others are shared, of those, as a table."""
-    columns = {"as trained": results["test"]}
+    precision, exact = results["precision"], results.get("float32")
+    columns = {f"as trained, in {precision}": results["test"]}
+    if exact is not None and precision != "float32":
+        columns["the same in float32"] = exact
     if "float16" in results:
-        columns["in float16, as here"] = results["float16"]
+        columns[f"stored in float16, as here, in {precision if exact is None else 'float32'}"] = results["float16"]
     lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for key in ("top1", "top5", "loss", "f1_macro", "precision_macro", "recall_macro"):
         texts = [figure_text(key, column[key]) for column in columns.values()]

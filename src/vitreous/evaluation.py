@@ -1,10 +1,11 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
-import csv
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import Images
 from vitreous.device import pick_device, pick_precision
-from vitreous.files import read_json, replace_file
+from vitreous.files import read_json, write_csv
 from vitreous.metrics import classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import DataOptions, read_recipe
@@ -34,6 +35,8 @@ class Judged(NamedTuple):
     """(N,)."""
     images: Images
     """(N,), decoded and fitted."""
+    rows: np.ndarray
+    """(N,), their rows in the split: all of them, but for images that cannot be read."""
     seconds: float
     """That the answers took, the images being decoded."""
     name: str = ""
@@ -67,23 +70,25 @@ def judge(
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
     seconds = time.monotonic() - started
     figures = classification_metrics(logits, batches.labels, bundle.temperature)
-    return Judged(bundle, figures, logits, batches.labels, batches.images, seconds)
+    rows = np.arange(len(split))
+    if len(batches) < len(split):
+        there = {batches.images.describe(row) for row in range(len(batches))}
+        rows = np.array([row for row in rows if split.images.describe(row) in there])
+    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds)
 
 
-def write_answers(judged: Judged, path: Path) -> None:
-    """A line an image: its row in the split, where it lies, its class, the answer, and the probabilities of both."""
+def write_answers(parts: Iterable[Judged], path: Path) -> None:
+    """A line an image: split and row, where it lies, its class, the answer, and the probabilities of both."""
+    head = ("split", "row", "image", "class", "answer", "probability", "probability_of_class")
+    write_csv(path, head, (line for judged in parts for line in _lines(judged)))
+
+
+def _lines(judged: Judged) -> Iterator[tuple[object, ...]]:
     probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
-
-    def write(part: Path) -> None:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["row", "image", "class", "answer", "probability", "probability_of_class"])
-            for row, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
-                shares = [f"{probabilities[row, i]:.6f}" for i in (answer, label)]
-                writer.writerow([row, judged.images.describe(row), names[label], names[answer], *shares])
-
-    replace_file(path, write)
+    for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
+        shares = [f"{probabilities[i, k]:.6g}" for k in (answer, label)]
+        yield judged.name, judged.rows[i], judged.images.describe(i), names[label], names[answer], *shares
 
 
 def evaluate(

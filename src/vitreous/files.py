@@ -1,5 +1,6 @@
 """Files that are whole or not there, and what they must not take the place of."""
 
+import csv
 import json
 import os
 import uuid
@@ -10,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+PART = ".part"
 TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # where its errors in writing come from
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is told from a recipe that lies somewhere
 
@@ -38,7 +40,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{uuid.uuid4().hex}.part")  # of two that write at once each has its own
+    part = target.with_name(f".{uuid.uuid4().hex}{PART}")  # of two that write at once each has its own
     try:
         part.touch()
         mode = part.stat().st_mode  # of a new file here; that of safetensors is its owner's alone
@@ -62,6 +64,11 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     os.close(folder)
 
 
+def is_part(path: Path) -> bool:
+    """Whether `replace_file` left it, when the process was killed."""
+    return path.name.startswith(".") and path.suffix == PART
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises OSError, ValueError."""
     return json.loads(path.read_text())
@@ -70,6 +77,18 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Indented."""
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """A table in UTF-8: its names of columns and its rows."""
+
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            writer.writerows(rows)
+
+    replace_file(path, write)
 
 
 def _is_stream(path: Path) -> bool:

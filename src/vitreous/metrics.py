@@ -66,12 +66,9 @@ def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | No
         "top1": (answers == labels).double().mean().item(),
         "top5": top_k(logits, labels, 5) if logits.shape[1] > 5 else None,
     }
-    for average in ("macro", "micro"):
-        precision, recall, f1, _ = precision_recall_fscore_support(
-            labels.numpy(), answers.numpy(), average=average, zero_division=0
-        )
-        figures |= {f"precision_{average}": float(precision), f"recall_{average}": float(recall)}
-        figures |= {f"f1_{average}": float(f1)}
+    macro = precision_recall_fscore_support(labels.numpy(), answers.numpy(), average="macro", zero_division=0)
+    for name, value in zip(("precision", "recall", "f1"), macro, strict=False):
+        figures |= {f"{name}_macro": float(value), f"{name}_micro": figures["top1"]}  # with one label an image
     return figures
 
 

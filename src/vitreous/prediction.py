@@ -1,6 +1,5 @@
 """Ask a trained model: images in, class probabilities out."""
 
-import csv
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from vitreous.data.folders import files_below
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_text
 from vitreous.device import autocast, pick_device, pick_precision
-from vitreous.files import replace_file
+from vitreous.files import write_csv
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -209,15 +208,11 @@ def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:
         print(json.dumps(prediction._asdict()), file=file)
 
 
-def write_csv(predictions: Iterable[Prediction], path: Path) -> None:
-    """One row an image and class: image, rank from 1, class, probability."""
-
-    def write(part: Path) -> None:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["image", "rank", "class", "probability"])
-            for prediction in predictions:
-                for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1):
-                    writer.writerow([prediction.image, rank, name, f"{p:.6f}"])
-
-    replace_file(path, write)
+def write_table(predictions: Iterable[Prediction], path: Path) -> None:
+    """CSV, one row an image and class: image, rank from 1, class, probability."""
+    rows = (
+        (prediction.image, rank, name, f"{p:.6f}")
+        for prediction in predictions
+        for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1)
+    )
+    write_csv(path, ("image", "rank", "class", "probability"), rows)

@@ -220,10 +220,24 @@ def test_a_column_behind_a_colon_holds_the_labels_of_parquet_files(tmp_path):
     assert made.class_names == ("big", "small") and made.source == f"{tmp_path}:size"
     assert made.train.labels.tolist() == made.test.labels.tolist() == [1, 0, 1]
     assert load(f"{tmp_path / 'train.parquet'}:age").class_names == ("3", "9")
-    assert made.train.images.take(np.array([1, 0])).column("age").tolist() == [9, 3]
+    assert made.train.images.take(np.array([1, 0])).column("age").tolist() == ["9", "3"]
     assert made.train.images.column("weight") is None
     with pytest.raises(ValueError, match=r"has no column 'image' of labels: it has label, size, age$"):
         load(f"{tmp_path}:image")
+
+
+@pytest.mark.parametrize("group", ["patient", r"row (\d)$"])
+def test_rows_of_parquet_files_are_held_out_by_group(tmp_path, group):
+    patients = [10, 10, 11, 11, 12, 12, 13, 13]  # two of each class
+    columns = {"image": hub_images(pixels(8)), "label": [0, 0, 1, 1] * 2, "patient": patients}
+    write_parquet(tmp_path / "x.parquet", columns)
+    kept = load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group=group)
+    assert len(kept.train) == len(kept.val) == 4
+    sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
+    assert group != "patient" or not sides[0] & sides[1]
+    write_parquet(tmp_path / "x.parquet", columns | {"patient": [None, *patients[1:]]})
+    with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data\.group asks for: fill it in$"):
+        load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="patient")
 
 
 def test_integers_without_names_are_their_own_names(tmp_path):

@@ -33,9 +33,11 @@ def test_a_table_gives_each_file_its_class_and_its_split(tmp_path):
     made = load(table)
     assert made.name == "photos" and made.source == str(table) and made.class_names == ("cat", "dog")
     labels = {name: split.labels.tolist() for name, split in made.splits.items()}
-    assert labels == {"train": [1, 0, 1], "val": [0], "test": [1]}
+    assert labels == {"train": [0, 1, 1], "val": [0], "test": [1]}  # by file
     decoded = decode(made.train, preprocess_of())
-    np.testing.assert_array_equal(decoded.images.array, pixels[[2, 0, 1]])
+    np.testing.assert_array_equal(decoded.images.array, pixels[[0, 1, 2]])
+    again = load(write_table(tmp_path, "split,file,label", *rows[::-1], "validation,all/003.png,cat"))
+    assert again.train.labels.tolist() == [0, 1, 1]  # however it was sorted when it was saved
 
 
 @pytest.mark.parametrize("name", ["all/{}.png", "all/{}", "{}.png", "{}", "../photos/all/{}.png", "{root}/all/{}.png"])
@@ -79,9 +81,10 @@ def test_a_column_behind_a_colon_holds_the_labels(photos):
     made = load(f"{table}:age")
     assert made.class_names == ("p", "q") and made.train.labels.tolist() == [0, 0, 1, 1]
     assert made.source == f"{table}:age" and load(made.source).class_names == ("p", "q")
-    for wrong in ("sex", "file"):
-        with pytest.raises(ValueError, match=rf"has no column '{wrong}' among label, age: name it, as in photos.csv:"):
-            load(f"{table}:{wrong}")
+    with pytest.raises(ValueError, match=r"photos\.csv has no column 'sex': it has file, label, age$"):
+        load(f"{table}:sex")
+    typed = write_table(photos, "file,dx:type", *(row.rpartition(",")[0] for row in rows), name="typed.csv")
+    assert load(f"{typed}:dx:type").class_names == ("a", "b")
     odd = write_table(photos, "file,label", *(row.rpartition(",")[0] for row in rows), name="a:b.csv")
     assert load(str(odd)).class_names == ("a", "b")  # a file that is there goes first
 
@@ -122,17 +125,21 @@ def test_a_split_without_labels_is_left_out(photos, caplog):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([], "is no table: its first line must name the columns, as in file,label"),
+        ([], "does not name its columns: give it a first line, such as file,label"),
         (["file,label"], "has no row below its names of columns: file, label"),
         (["all/000.png,a", "all/001.png,b"], "does not name its columns: give it a first line, such as file,label"),
-        (["file,label", "x/0.png,a", "x/1.png,b"], "names no image in .*photos or below; its first row is x/0.png, a"),
-        (["file,p,q", "000,1,2", "001,1,2"], "has no column that must be the labels' among p, q: name it, as in"),
-        (["file", "000", "001"], "has no column that must be the labels' among none"),
+        (["file,label", "x/0.png,a", "x/1.png,b"], "names no image: a path holds .*; its first row is x/0.png, a$"),
+        (["file,p,q", "000,1,2", "001,1,2"], "none of its columns p, q is called label, .*, as in photos.csv:p$"),
+        (["file", "000", "001"], "has a column of files and none of labels: add one$"),
         (["file,label", "000,a", "001,", "002,b"], r"1 rows have no 'label', such as that of \S+001\.png: add it"),
         (["file,label", "000,a,3", "001,a"], "has 2 columns, but 3 in the row of 000: mend the row"),
-        (["file,label", "000,a", "001,b", "002,c"], "'label' differs in every row, so these are no classes"),
+        (["file,label", "000,a", "001,a", ",b"], "1 rows have no 'file': add it, or leave the rows out$"),
+        (["file,label,Label", "000,a,b"], "has several columns 'label': rename all but one of them$"),
+        (["file,label", *(f"000,{i / 7}" for i in range(101))], "'label' has 101 values in 101 rows, so these are no"),
+        (["file,label", '000,"a', "001,b"], "unexpected end of data in line 3: mend its quotes$"),
+        (["a,b,label", "000,001,x", "002,003,y"], "a and b name files: call the column of the images 'file'$"),
         (["file,label,split", "000,a,tset", "001,a,train"], r"split 'tset' of \S+000\.png is none of train, "),
-        (["file,label,split", "000,a,test", "001,a,test"], "has no row whose split is train"),
+        (["file,label,split", "000,a,test", "001,a,val"], "has rows of test and val, and none of train"),
         (["file,label", "000,a", "001,a"], "has one class"),
     ],
 )  # fmt: skip
@@ -144,6 +151,47 @@ def test_a_table_that_is_no_set_says_why(photos, lines, reason):
 def test_a_table_that_is_not_utf8_says_so(photos):
     with pytest.raises(ValueError, match=r"photos\.csv is not UTF-8: save it as that$"):
         load(write_table(photos, "file,label", "000,é", "001,b", encoding="latin-1"))
+
+
+@pytest.mark.parametrize(
+    ("head", "rows"),
+    [
+        ("mask_path,image_path,label", "all/003.png,all/{i:03}.png,{c}"),  # the one that is called so
+        ("xml,image_path,label", "note.xml,all/{i:03}.png,{c}"),  # the one of images
+        ("row,image_id,label", "{i:03},{j:03}.png,{c}"),
+        ("label,id", "{n:03},{i:03}"),  # not the one of labels, though they are found
+    ],
+)
+def test_the_column_of_files_is_told_from_others_that_are_found(photos, head, rows):
+    (photos / "note.xml").write_text("")
+    lines = [rows.format(i=i, j=3 - i, n=i % 2, c="ab"[i % 2]) for i in range(4)]
+    made = load(write_table(photos, head, *lines))
+    assert [made.train.images.describe(row) for row in range(4)] == [str(photos / file) for file in FILES]
+    assert made.train.labels.tolist() == ([1, 0, 1, 0] if "row" in head else [0, 1, 0, 1])
+
+
+def test_a_column_of_splits_is_known_by_what_it_says(photos):
+    rows = [f"{file},{'ab'[i % 2]},{'train' if i < 2 else 'valid'}" for i, file in enumerate(FILES)]
+    made = load(write_table(photos, "filepaths,labels,data set", *rows))
+    assert len(made.train) == len(made.val) == 2 and made.test is None
+    assert (
+        len(load(write_table(photos, "file,label,split", *(f"{file},a{file[-5]},test" for file in FILES))).train) == 4
+    )
+
+
+def test_what_says_nothing_cannot_be_held_out_together(photos):
+    rows = [f"{file},{'ab'[i % 2]},{'p' * (i > 0)}" for i, file in enumerate(FILES)]
+    made = load(f"{write_table(photos, 'file,breed,patient', *rows)}:breed")
+    with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data.group asks for: fill it in$"):
+        made.with_validation(0.3, group="patient")
+
+
+def test_a_linked_table_speaks_of_what_lies_beside_the_link(photos, tmp_path):
+    rows = [f"{file},{'ab'[i % 2]}" for i, file in enumerate(FILES)]
+    (tmp_path / "cache").mkdir()
+    (photos / "labels.csv").symlink_to(write_table(tmp_path / "cache", "file,label", *rows, name="3f"))
+    made = load(photos / "labels.csv")
+    assert len(made.train) == 4 and made.source == str(photos / "labels.csv") and made.name == "photos"
 
 
 def test_a_column_may_say_what_belongs_together(photos):

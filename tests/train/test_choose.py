@@ -178,10 +178,8 @@ def test_a_relative_source_becomes_absolute_so_that_it_holds_anywhere(photos, mo
     names = [f"{file.parent.name}/{file.name}" for file in sorted(photos.rglob("*.png"))]
     rows = [f"{name},{name.partition('/')[0]}" for name in names]
     (photos / "list.csv").write_text("\n".join(["file,kind", *rows]))
-    (photos.parent / "linked.csv").symlink_to(photos / "list.csv")
-    for source in ("photos/list.csv:kind", "linked.csv:kind"):
-        recipe = tiny_recipe(data={"source": source})
-        for data in (None, load(source)):
-            assert with_data(recipe, data)[0].data.source == f"{photos}/list.csv:kind"
+    recipe = tiny_recipe(data={"source": "photos/list.csv:kind"})
+    for data in (None, load("photos/list.csv:kind")):
+        assert with_data(recipe, data)[0].data.source == f"{photos}/list.csv:kind"
     assert with_data(recipe, tiny_set())[0].data.source is None
     assert with_data(tiny_recipe(data={"source": "digits"}), None)[0].data.source == "digits"

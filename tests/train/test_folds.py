@@ -15,13 +15,14 @@ from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
 
+from vitreous import plots
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import outcome
 from vitreous.train.folder import alone
-from vitreous.train.folds import counted, fit_folds
+from vitreous.train.folds import fit_folds
 from vitreous.train.job import Job
 from vitreous.train.run import fit
 
@@ -165,9 +166,22 @@ def test_every_image_has_the_answer_of_a_model_that_had_not_seen_it(finished):
         assert len(own) == 16 and sum(row["answer"] == row["class"] for row in own) / 16 == top1
     labels = tiny_set().train.labels
     assert all(row["class"] == CLASSES[labels[int(row["image"].removeprefix("row "))]] for row in rows)
-    counts = counted(rows, CLASSES)
-    assert counts.sum(axis=1).tolist() == [16] * 3
-    assert counts.trace() == sum(row["answer"] == row["class"] for row in rows)
+    assert not (finished.folder / "confusion.png").exists()  # nor other pictures
+
+
+def test_the_answers_of_all_folds_are_counted_in_a_picture(finished, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "confusion_matrix", lambda *given: drawn.append(given))
+    folder = shutil.copytree(finished.folder, tmp_path / "cv")
+    (folder / "results.json").unlink()
+    fit_folds(folds_recipe(), tiny_set(), out=folder, resume=True, **quiet(pictures=True))
+    ((counts, names, path),) = drawn
+    assert counts.sum(axis=1).tolist() == [16] * 3 and names == CLASSES and path == folder / "confusion.png"
+    assert counts.trace() / 48 == pytest.approx(finished.results["top1_mean"])
+    (folder / "results.json").unlink()
+    (folder / "fold-2" / "answers.csv").unlink()
+    with pytest.raises(ValueError, match=r"cv/fold-2 has no answers\.csv: remove this folder, for"):
+        fit_folds(folds_recipe(), tiny_set(), out=folder, resume=True, **quiet())
 
 
 def test_a_fold_is_a_run_like_any_other(finished, tmp_path):

@@ -261,13 +261,18 @@ def test_the_recipe_compiles_and_the_device_is_the_users_whatever_the_launcher_s
     assert type(model) is type(one.unwrap(model)) is torch.nn.Linear and asked["cpu"] is True
 
 
-@pytest.mark.parametrize(("folder", "name"), [("runs/cv/fold-2", "cv-fold-2"), ("runs/x", "x")])
-def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name):
+@pytest.mark.parametrize(
+    ("folder", "name", "group", "resumed"),
+    [("runs/cv/fold-2", "cv-fold-2", "cv", False), ("runs/x", "x", None, True)],
+)
+def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group, resumed):
     given = []
     one = Engine("cpu", track=("tensorboard",))
     monkeypatch.setattr(one._accelerator, "init_trackers", lambda *options: given.append(options))
-    one.start_trackers(Path(folder), {}, "3f", resumed=False)
-    assert given[0][2]["wandb"] == {"name": name, "dir": folder, "id": "3f", "resume": None}
+    with one.trackers(Path(folder), {}, "3f", resumed):
+        pass
+    expected = {"name": name, "group": group, "dir": folder, "id": "3f", "resume": "allow" if resumed else None}
+    assert given[0][2]["wandb"] == expected
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 from tiny import (
@@ -43,6 +44,7 @@ from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
+from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
@@ -269,15 +271,34 @@ def test_a_run_from_a_given_model_says_so(trained):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
 
 
-@pytest.mark.parametrize("test", [12, None])
-def test_every_answer_is_written_down(trained, test):
+def answers_of(folder):
+    with (folder / "answers.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_answer_is_written_down(trained):
     data = tiny_set()
-    run = trained(tiny_recipe(), data if test else replace(data, test=None))
-    with (run.folder / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    figures = run.results["test" if test else "val"]
-    assert len(rows) == figures["count"] == 12
-    assert sum(row["answer"] == row["class"] for row in rows) / 12 == figures["top1"]
+    run = trained(tiny_recipe(), data)
+    rows = answers_of(run.folder)
+    assert [(row["split"], row["row"]) for row in rows] == [(s, str(i)) for s in ("val", "test") for i in range(12)]
+    for split in ("val", "test"):
+        own = [row for row in rows if row["split"] == split]
+        assert sum(row["answer"] == row["class"] for row in own) / 12 == run.results[split]["top1"]
+    assert [row["class"] for row in own] == [CLASSES[label] for label in data.test.labels]
+    (third,) = predict(run.folder, [Image.fromarray(data.test.images.array[3, 0])], top=1, device="cpu")
+    assert own[3]["answer"] == third.classes[0]
+    assert float(own[3]["probability"]) == pytest.approx(third.probabilities[0], rel=1e-4)
+
+
+def test_an_answer_names_its_row_though_others_are_left_out(tmp_path):
+    write_images(tmp_path / "photos" / "train", 12)
+    write_images(tmp_path / "photos" / "test", 4)
+    (tmp_path / "photos" / "test" / "ant" / "000.png").write_text("broken")
+    data = load(tmp_path / "photos", skip_broken=True)
+    run = fit(tiny_recipe(epochs=1), data, out=tmp_path / "run", pictures=False, console=Console(quiet=True))
+    rows = [row for row in answers_of(run.folder) if row["split"] == "test"]
+    assert [row["row"] for row in rows] == [str(i) for i in range(1, 12)]
+    assert all(row["image"] == data.test.images.describe(int(row["row"])) for row in rows)
 
 
 def test_pictures_may_be_left_out(trained, pictures):
@@ -1333,20 +1354,45 @@ def test_tracked_figures_are_written(trained):
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], rel=1e-6)
     for name, value in (("final_test_top1", "top1"), ("final_test_f1_macro", "f1_macro")):
         (event,) = scalars.Scalars(name)
-        assert (event.step, event.value) == (2, pytest.approx(run.results["test"][value], rel=1e-6))
+        assert (event.step, event.value) == (3, pytest.approx(run.results["test"][value], rel=1e-6))
 
 
 def test_a_tracker_is_told_that_a_run_goes_on(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(
-        Engine, "start_trackers", lambda self, folder, config, run, resumed: given.append((run, resumed))
-    )
+
+    def start(self, folder, config, tracker_id, resumed):
+        given.append((tracker_id, resumed))
+
+    monkeypatch.setattr(Engine, "_start_trackers", start)
     options = {"out": tmp_path / "run", "pictures": False, "console": Console(quiet=True)}
     fit(tiny_recipe(), tiny_set(), on_step=interrupt_after(3), **options)
     fit(tiny_recipe(), tiny_set(), resume=True, **options)
     fit(tiny_recipe(), tiny_set(), **options | {"out": tmp_path / "other"})
     assert [resumed for _, resumed in given] == [False, True, False]
     assert given[0][0] == given[1][0] != given[2][0]
+
+
+def test_a_run_that_fails_leaves_no_tracker_to_the_next(trained, monkeypatch):
+    pytest.importorskip("tensorboard")
+    ended = []
+    monkeypatch.setattr("accelerate.tracking.TensorBoardTracker.finish", lambda self: ended.append(True))
+
+    def fail(row):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        trained(tiny_recipe(track=["tensorboard"]), tiny_set(), on_epoch=fail)
+    assert ended == [True]
+
+
+def test_a_run_ended_early_tells_of_the_passes_that_it_kept(tmp_path):
+    """A process may be killed after a pass and before its checkpoint, which is not written after each."""
+    folder, options = tmp_path / "run", {"pictures": False, "console": Console(quiet=True)}
+    fit(tiny_recipe(epochs=9), tiny_set(), out=folder, on_step=interrupt_after(2 * STEPS + 1), **options)
+    with (folder / "metrics.csv").open("a") as file:
+        file.write((folder / "metrics.csv").read_text().splitlines()[-1].replace("2", "3", 1) + "\n")
+    run = fit(tiny_recipe(epochs=9), tiny_set(), out=folder, finish=True, **options)
+    assert run.results["epochs"] == 2 and [row["epoch"] for row in metrics_rows(folder)] == ["1", "2"]
 
 
 def test_classes_are_followed_by_epoch(trained):
@@ -1358,6 +1404,8 @@ def test_classes_are_followed_by_epoch(trained):
     for name in ("loss", "top1", "precision_macro", "recall_macro", "f1_macro"):
         assert float(best[f"val_{name}"]) == pytest.approx(run.results["val"][name], rel=1e-6), name
     assert "val_top5" not in best  # of three classes
+    many = trained(tiny_recipe(epochs=1), tiny_set(classes=7), "many")
+    assert float(metrics_rows(many.folder)[0]["val_top5"]) == many.results["val"]["top5"]
 
 
 def test_the_terminal_shows_every_epoch(tmp_path):

@@ -49,7 +49,7 @@ def evaluate(
 
         where = pick_device(device)
         write_json(out / "results.json", {judged.name: judged.figures})
-        write_answers(judged, out / "answers.csv")
+        write_answers([judged], out / "answers.csv")
         evaluation_report(
             out / "report.html",
             judged,
@@ -74,7 +74,7 @@ def predict(
     from vitreous.cli.asked import asked_images, asked_model
     from vitreous.files import check_file
     from vitreous.prediction import predict as ask
-    from vitreous.prediction import write_csv, write_json_lines, write_text
+    from vitreous.prediction import write_json_lines, write_table, write_text
 
     if json_lines and csv_file:
         raise ValueError("--json and --csv exclude each other: use one of them")
@@ -84,7 +84,7 @@ def predict(
     model = asked_model(run, arch, revision)
     answers = ask(model, asked_images(model, images), top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
-        write_csv(answers, csv_file)
+        write_table(answers, csv_file)
     else:
         (write_json_lines if json_lines else write_text)(answers, sys.stdout)
     report_broken(broken)
@@ -106,7 +106,7 @@ def embed(
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
     from vitreous.cli.asked import is_row, stored_image
-    from vitreous.data.sources import load
+    from vitreous.data.sources import load, split_source
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data
     from vitreous.files import check_file
@@ -116,7 +116,7 @@ def embed(
         check_file(out, ".parquet")
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     images = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
-    if out is not None and Path(images.source) in (out.resolve(), *out.resolve().parents):
+    if out is not None and Path(split_source(images.source)[0]) in (out.resolve(), *out.resolve().parents):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     if split not in images.splits:
         raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")

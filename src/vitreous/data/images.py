@@ -180,19 +180,21 @@ class ImageSet:
         """Hold out one of `parts` of train, from 1, as `split`: whole groups, stratified as far as they allow it."""
         from sklearn.model_selection import StratifiedGroupKFold
 
-        labels, groups = self.train.labels, _groups(self.train.images, pattern)
-        for label in np.unique(labels):
-            if (count := len(set(groups[labels == label]))) < 2:
+        labels = self.train.labels
+        groups = np.unique(_groups(self.train.images, pattern), return_inverse=True)[1]
+        of_class = np.bincount(np.unique(np.stack([labels, groups]), axis=1)[0])  # groups of each class
+        for label, count in enumerate(of_class):
+            if count == 1:
                 raise ValueError(
                     f"all images of class '{self.class_names[label]}' are of one group by data.group '{pattern}', so "
                     "that none can be held out: use another pattern"
                 )
-            if split == "test" and count < parts:
+            if split == "test" and 0 < count < parts:
                 raise ValueError(
                     f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
                     f"{parts} folds: use fewer folds"
                 )
-        parts = min(parts, len(set(groups)))
+        parts = min(parts, groups.max() + 1)
         with warnings.catch_warnings(action="ignore"):  # of classes with fewer images than parts, which is no harm
             folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
         kept, held = folds[part - 1]
@@ -202,9 +204,11 @@ class ImageSet:
 def _groups(images: Images, pattern: str) -> np.ndarray:
     """Each image's value in the column of that name, or else what the pattern finds in its path: (N,).
 
-    Raises ValueError for a path in which it finds nothing.
+    Raises ValueError where it finds nothing.
     """
     if (column := images.column(pattern)) is not None:
+        if empty := int((column == "").sum()):
+            raise ValueError(f"{empty} images have no '{pattern}', as data.group asks for: fill it in")
         return column
     found = []
     for name in map(images.describe, range(len(images))):

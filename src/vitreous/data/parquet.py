@@ -37,7 +37,7 @@ class ParquetImages(Images):
     def __init__(self, files: Sequence[str | Path], column: str):
         import pyarrow.parquet as pq
 
-        self.files, self.column = [str(file) for file in files], column
+        self.files, self.image_column = [str(file) for file in files], column
         self.groups, counts = [], [0]  # (file, row group), and where each starts
         for number, file in enumerate(self.files):
             metadata = pq.read_metadata(file)
@@ -49,14 +49,15 @@ class ParquetImages(Images):
         super().__init__(int(self.starts[-1]))
 
     def key(self) -> str:
-        return identity(self.files, self.column)
+        return identity(self.files, self.image_column)
 
     def column(self, name: str) -> np.ndarray | None:
         import pyarrow.parquet as pq
 
         if any(name not in pq.read_schema(file).names for file in self.files):
             return None
-        return _values(self.files, name)[self.rows]
+        parts = [pq.read_table(file, columns=[name])[name].to_pylist() for file in self.files]
+        return np.array(["" if value is None else str(value) for part in parts for value in part])[self.rows]
 
     def _encoded(self, row: int) -> io.BytesIO:
         group = self._group(row)
@@ -68,7 +69,7 @@ class ParquetImages(Images):
             column = self._held[group]
         encoded = column[row - int(self.starts[group])].as_py()
         if encoded is None:
-            raise ValueError(f"column '{self.column}' holds no bytes here")
+            raise ValueError(f"column '{self.image_column}' holds no bytes here")
         return io.BytesIO(encoded)
 
     def _group(self, row: int) -> int:
@@ -81,7 +82,7 @@ class ParquetImages(Images):
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self.files[file]) as parquet:
-            column = parquet.read_row_group(group, columns=[self.column])[self.column]
+            column = parquet.read_row_group(group, columns=[self.image_column])[self.image_column]
         return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
     def _fit(self, row, preprocess):
@@ -140,7 +141,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     image, label, class_names = _columns(of_split["train"][0], label)
     found = {}
     for split, paths in of_split.items():
-        labels, names = _values(paths, label), _columns(paths[0], label)[2]
+        labels, names = _labels(paths, label), _columns(paths[0], label)[2]
         if labels.dtype.kind == "i" and (labels < 0).all() and split != "train":
             log.warning("%s: %s has no labels, all are negative: left out", source, split)
         elif labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
@@ -183,7 +184,7 @@ def check_complete(files: list[Path], source: str) -> None:
             )
 
 
-def _values(files: Sequence[str | Path], column: str) -> np.ndarray:
+def _labels(files: list[Path], column: str) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,7 +196,7 @@ def _values(files: Sequence[str | Path], column: str) -> np.ndarray:
         parts.append(part.to_numpy())
     if len(kinds := {part.dtype for part in parts}) > 1 and np.dtype(object) in kinds:
         raise ValueError(
-            f"{Path(files[0]).parent}: '{column}' holds numbers in some files and words in others: make them one"
+            f"{files[0].parent}: '{column}' holds numbers in some files and words in others: make them one"
         )
     return np.concatenate(parts)
 

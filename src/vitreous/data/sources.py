@@ -10,7 +10,7 @@ import numpy as np
 from vitreous.data.folders import check_text, files_below, read_folder
 from vitreous.data.images import ImageSet
 from vitreous.data.originals import read_originals
-from vitreous.data.parquet import check_complete, read_parquet
+from vitreous.data.parquet import SPLITS, check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
 from vitreous.files import first_line, path_of
 
@@ -32,19 +32,19 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
     column, where there are columns. A `Path` is always a file or folder. A name is looked for under $VITREOUS_DATA,
     too. fetch: whether the network may be asked for a set that is not kept here.
     """
-    source, label = _parts(source)
-    name = source if isinstance(source, str) else ""
-    path = path_of(source)
+    place, label = split_source(source)
+    name = place if isinstance(place, str) else ""
+    path = path_of(place)
     if name == "digits":
         image_set = _without_columns(_digits(), label)
     elif name in HUB:
         image_set = _from_path(_kept(name) or _download(HUB[name], fetch), name, name, label)
     elif name.startswith("hf:"):
         image_set = _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label)
-    elif source and path.exists():
-        check_text(path.resolve())
-        whole = path.resolve()
-        image_set = _from_path(path, whole.stem if path.is_file() else whole.name, str(whole), label)
+    elif place and path.exists():
+        whole = _whole(path)
+        check_text(whole)
+        image_set = _from_path(path, _called(whole), str(whole), label)
     elif name and path.name == name and (kept := _kept(name)):
         image_set = _from_path(kept, name, name, label)
     else:
@@ -54,26 +54,37 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
             f"'{source}' is no file or folder here and no known set: {hint}"
             f"give a path, {', '.join(NAMED)} or hf:owner/name"
         )
-    return replace(image_set, source=_joined(image_set.source, label), skip_broken=skip_broken)
+    source = image_set.source if label is None else f"{image_set.source}:{label}"
+    return replace(image_set, source=source, skip_broken=skip_broken)
 
 
 def absolute(source: str) -> str:
     """DATA as it holds from any folder: a path is made absolute."""
-    place, label = _parts(source)
-    return _joined(str(path_of(place).resolve()), label) if place not in NAMED and path_of(place).exists() else source
+    place, label = split_source(source)
+    if place in NAMED or not path_of(place).exists():
+        return source
+    return f"{_whole(path_of(place))}{'' if label is None else f':{label}'}"
 
 
-def _parts(source: str | Path) -> tuple[str | Path, str | None]:
-    """DATA, and the column of labels that stands behind a colon."""
-    if isinstance(source, str) and not path_of(source).exists():
-        place, colon, column = source.rpartition(":")
-        if colon and place != "hf":
-            return place, column
-    return source, None
+def split_source(source: str | Path) -> tuple[str | Path, str | None]:
+    """DATA without the column of labels that stands behind a colon, and that column."""
+    if isinstance(source, Path) or path_of(source).exists():
+        return source, None
+    hub = "hf:" if source.startswith("hf:") else ""
+    place, colon, column = source.removeprefix(hub).partition(":")
+    return hub + place, column if colon else None
 
 
-def _joined(source: str, label: str | None) -> str:
-    return source if label is None else f"{source}:{label}"
+def _whole(path: Path) -> Path:
+    """A path made absolute. A linked file stays where it is, for beside it lies what it speaks of."""
+    return path.parent.resolve() / path.name if path.is_file() else path.resolve()
+
+
+def _called(path: Path) -> str:
+    """The name of a set: its file's, or its folder's where the file's says nothing."""
+    if path.is_dir():
+        return path.name
+    return path.parent.name if path.stem.lower() in {*SPLITS, "labels", "metadata"} else path.stem
 
 
 def _without_columns(image_set: ImageSet, label: str | None) -> ImageSet:

@@ -49,7 +49,7 @@ class Images(ABC):
         """Where one stored image lies, for messages."""
 
     def column(self, name: str) -> np.ndarray | None:
-        """What stands beside the images in a column of this name, (N,); None where there is no such column."""
+        """What stands beside the images in a column of this name, as text, "" for nothing: (N,). None: no column."""
         return None
 
     def __len__(self) -> int:

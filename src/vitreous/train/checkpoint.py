@@ -7,7 +7,7 @@ import torch
 
 from vitreous.files import replace_file
 
-FORMAT = 3  # raised where what is kept means something else: a run must not go on with other numbers
+FORMAT = 3  # raised where other things are kept, or mean something else: a run must not go on with other numbers
 
 
 def random_state() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
-from vitreous.data.sources import NAMED, absolute, load
+from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_amx, pick_device
 from vitreous.files import path_of
 from vitreous.recipe import Recipe, read_recipe, recipe_names
@@ -58,8 +58,9 @@ def choose_recipe(
         reason = f"recipe finetune, as there are weights to start from: {' '.join(settings)}; --recipe probe fits a "
         reason += "head alone, in seconds"
         overrides = [*settings, *overrides]
-    if name is None and source in NAMED and source in recipe_names():
-        name, reason = recipe_like(source, device)
+    place, _ = split_source(source or "")
+    if name is None and place in NAMED and place in recipe_names():
+        name, reason = recipe_like(place, device)
     if name is None:
         data = load(source)
         name, settings = recipe_for(data)

@@ -132,24 +132,36 @@ class Engine:
             if first:
                 self.wait()
 
-    def start_trackers(self, folder: Path, config: dict[str, Any], run: str, resumed: bool) -> None:
-        """run: its name for the trackers, of no other run. resumed: whether they may know it already."""
-        if self._tracked:
-            self._accelerator.project_configuration.logging_dir = str(folder)
-            name = "-".join(folder.parts[-2:]) if folder.name.startswith("fold-") else folder.name
-            wandb = {"name": name, "dir": str(folder), "id": run, "resume": "allow" if resumed else None}
-            try:
-                self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
-            except Exception as error:  # each tracker has errors of its own
-                raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
+    @contextmanager
+    def trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> Iterator[None]:
+        """While inside, `log` reaches the trackers. tracker_id: of no other run. resumed: they may know it already."""
+        self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
+        try:
+            yield
+        finally:  # else the next run of this process would be logged as this one
+            for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
+                tracker.finish()
+
+    def _start_trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> None:
+        if not self._tracked:
+            return
+        self._accelerator.project_configuration.logging_dir = str(folder)
+        fold = folder.name.startswith("fold-")
+        wandb = {
+            "name": "-".join(folder.parts[-2:]) if fold else folder.name,
+            "group": folder.parent.name if fold else None,
+            "dir": str(folder),
+            "id": tracker_id,
+            "resume": "allow" if resumed else None,
+        }
+        try:
+            self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
+        except Exception as error:  # each tracker has errors of its own
+            raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self._tracked:
             self._accelerator.log(values, step)
-
-    def end_trackers(self) -> None:
-        for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
-            tracker.finish()
 
 
 def shared_device(name: str) -> str:

@@ -1,12 +1,11 @@
 """The run folder: where a run's files go, and the small ones among them."""
 
-import csv
 import fcntl
 import itertools
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ import torch
 
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
-from vitreous.files import replace_file
+from vitreous.files import is_part
 from vitreous.recipe import Recipe, flat
 
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
+METRICS = Path("metrics.csv")
 ANSWERS = Path("answers.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
 # keys that may change on the way; whether the data is the same, its hash tells
@@ -50,7 +50,7 @@ def claim(folder: Path, resume: bool) -> None:
             raise ValueError(f"the run in {folder} is finished: start another one with --out")
     elif is_run:
         raise ValueError(f"{folder} already holds a run: go on with it by --resume, or name another folder with --out")
-    elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*")} - NO_RUN:
+    elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*") if not is_part(path)} - NO_RUN:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 
@@ -98,18 +98,6 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
                 f"{folder} was started with {key}={saved.get(key)}, not {value}: resume it as it was, or start "
                 "another run with --out"
             )
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A header and a line a row."""
-
-    def write(part: Path) -> None:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0].keys())
-            writer.writeheader()
-            writer.writerows(rows)
-
-    replace_file(path, write)
 
 
 def environment(device: torch.device, precision: str, processes: int) -> dict[str, Any]:

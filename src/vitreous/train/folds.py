@@ -3,6 +3,7 @@
 import csv
 import shlex
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from rich.console import Console
 
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
-from vitreous.files import read_json, replace_file, write_json
+from vitreous.files import read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import ANSWERS, check_same_recipe, write_csv
+from vitreous.train.folder import ANSWERS, check_same_recipe
 from vitreous.train.outcome import draw
-from vitreous.train.progress import say
+from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
 
@@ -58,22 +59,21 @@ def fit_folds(
         first = recipe.with_options("data", fold=1)
         return fit(first, data, out=out, device=device, resume=resume, dry_run=True, pictures=pictures, console=console)
 
-    with run_folder(Engine(device), out, data.name, resume) as folder:
+    engine = Engine(device)
+    with run_folder(engine, out, data.name, resume) as folder:
         if resume:
             check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
-        if is_main():
+        if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
         runs = []
         for fold in range(1, folds + 1):
             own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
-            if (own / "results.json").exists():
-                record = read_json(own / "data.json")
-                if differs(data.divided(part.data), record):
-                    raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-                runs.append(read_json(own / "results.json"))
+            done = engine.from_main(partial(finished, own, part, data))
+            if done is not None:
+                runs.append(done)
                 continue
             say(console, f"fold {fold} of {folds}:")
-            begun = (own / "recipe.yaml").exists()
+            begun = engine.from_main((own / "recipe.yaml").exists)
             run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console)
             if run.results is None:
                 where = shlex.quote(str(folder))
@@ -81,31 +81,40 @@ def fit_folds(
                 return Run(folder)
             runs.append(run.results)
         results = summarise(recipe, runs)
-        if is_main():
-            rows = pooled_answers(folder, folds)
-            write_csv(folder / ANSWERS, rows)
-            if pictures:
-                draw("confusion_matrix", counted(rows, data.class_names), data.class_names, folder / "confusion.png")
+        with show_log(folder, console):
+            engine.from_main(lambda: pool(folder, folds, data.class_names if pictures else None))
+        if engine.main:
             write_json(folder / "results.json", results)
         return Run(folder, results)
 
 
-def pooled_answers(folder: Path, folds: int) -> list[dict[str, Any]]:
-    """Every image's answer by the model that had not seen it: the rows of the folds' `answers.csv`, with their fold."""
-    rows: list[dict[str, Any]] = []
+def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
+    """The results of a fold, where it has ended already. Raises ValueError where it is of other images."""
+    if not (own / "results.json").exists():
+        return None
+    if differs(data.divided(part.data), read_json(own / "data.json")):
+        raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
+    if not (own / ANSWERS).exists():
+        raise ValueError(f"{own} has no {ANSWERS}: remove this folder, for the fold to be trained again")
+    return read_json(own / "results.json")
+
+
+def pool(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
+    """Write each image's answer by the model that had not seen it, and draw them counted, where class names are given.
+
+    They are the test rows of the folds' own `answers.csv`.
+    """
+    rows = []
     for fold in range(1, folds + 1):
         with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
-            rows += [{"fold": fold, **row} for row in csv.DictReader(file)]
-    return rows
-
-
-def counted(rows: list[dict[str, Any]], class_names: tuple[str, ...]) -> np.ndarray:
-    """Counts (K, K) of answers: row the true class, column the answer."""
-    K, row_of = len(class_names), {name: row for row, name in enumerate(class_names)}
-    counts = np.zeros((K, K), int)
-    for row in rows:
-        counts[row_of[row["class"]], row_of[row["answer"]]] += 1
-    return counts
+            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row["split"] == "test"]
+    write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
+    if class_names is not None:
+        number = {name: row for row, name in enumerate(class_names)}
+        counts = np.zeros((len(class_names),) * 2, int)
+        for row in rows:
+            counts[number[row["class"]], number[row["answer"]]] += 1
+        draw("confusion_matrix", counts, class_names, folder / "confusion.png")
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from vitreous.data.check import check, differs, summary
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
-from vitreous.files import read_json
+from vitreous.files import read_json, write_csv
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import split_logits
@@ -26,7 +26,7 @@ from vitreous.recipe import Recipe
 from vitreous.train import outcome
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, check_same_recipe, write_csv
+from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe
 from vitreous.train.loop import Hooks, State, augment_batch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
@@ -185,7 +185,7 @@ class Job:
 
             def epoch_done(row: dict[str, float]) -> None:
                 if self.engine.main:
-                    write_csv(self.folder / "metrics.csv", self.state.history)
+                    self.write_history()
                 display.epoch(row, best=self.state.best_epoch == row["epoch"])
                 self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
                 if on_epoch is not None:
@@ -195,6 +195,11 @@ class Job:
             if on_step is not None:
                 hooks.on_step = on_step
             return self._loop(hooks, self.recipe)
+
+    def write_history(self) -> None:
+        """Write `metrics.csv`."""
+        rows = self.state.history
+        write_csv(self.folder / METRICS, rows[0], (row.values() for row in rows))
 
     def check_begun(self) -> None:
         """Raises ValueError where there is nothing to end: no pass is complete."""
@@ -223,7 +228,7 @@ class Job:
             logits = x @ self.head.weight.T + self.head.bias
             row |= watched(logits, labels, name)
         state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
-        write_csv(self.folder / "metrics.csv", state.history)
+        self.write_history()
 
     def probe_first(self) -> None:
         """Fit the head to the features as they are before training; the main process does it for all."""

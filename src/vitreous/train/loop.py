@@ -192,7 +192,6 @@ def train_loop(
             _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
             if (row["val_top1"], -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
-                hooks.keep(judged)
         now = time.monotonic()
         state.val_seconds, state.total_seconds = engine.max(max(state.val_seconds, now - ended), now - begun)
         row["images_per_second"] = state.seen / state.train_seconds
@@ -205,8 +204,10 @@ def train_loop(
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = _over(state, recipe)
-        kept = state.best_epoch == state.epoch  # of weights that are kept a checkpoint must know
-        if stop or over or kept or unsaved > CHECKPOINT_SECONDS:
+        best = state.best_epoch == state.epoch
+        if best:  # kept just before the checkpoint that must know of it
+            hooks.keep(judged)
+        if stop or over or best or unsaved > CHECKPOINT_SECONDS:
             hooks.save()
             last_save = time.monotonic()
         if stop and not over:

@@ -28,13 +28,13 @@ def finish(job: "Job") -> dict[str, Any]:
     state, judged = job.state, {}
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
-        val = _judge(job, bundle, job.data.val)
+        val = _judge(job, bundle, "val")
         bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
         figures = classification_metrics(val.logits, val.labels, bundle.temperature)
         judged["val"] = val._replace(bundle=bundle, figures=figures)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:
-        judged["test"] = _judge(job, bundle, job.data.test)
+        judged["test"] = _judge(job, bundle, "test")
         seen = Split(judged["test"].images, judged["test"].labels.numpy())
         hashes = job.summary["hash"] | {"test": digest_of(seen)}
         write_json(job.folder / "data.json", job.summary | {"hash": hashes})
@@ -55,8 +55,8 @@ def finish(job: "Job") -> dict[str, Any]:
     }
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
-    if judged:
-        write_answers(list(judged.values())[-1], job.folder / ANSWERS)
+    job.write_history()  # which may be of later passes than the checkpoint that is ended here
+    write_answers(judged.values(), job.folder / ANSWERS)
     write_json(job.folder / "results.json", results)
     if job.pictures:
         plots = job.folder / "plots"
@@ -78,10 +78,10 @@ def draw(plot: str, *args: Any) -> None:
         log.warning("could not draw %s: %s", args[-1], error)
 
 
-def _judge(job: "Job", bundle: Bundle, split: Split) -> Judged:
-    return judge(
+def _judge(job: "Job", bundle: Bundle, name: str) -> Judged:
+    judged = judge(
         bundle,
-        split,
+        job.data.splits[name],
         device=job.engine.device,
         precision=job.precision,
         memory_budget=job.memory_budget,
@@ -89,6 +89,7 @@ def _judge(job: "Job", bundle: Bundle, split: Split) -> Judged:
         skip_broken=job.recipe.data.skip_broken,
         progress=decoding(job.console),
     )
+    return judged._replace(name=name)
 
 
 def _report(job: "Job", bundle: Bundle, judged: dict[str, Judged]) -> None:

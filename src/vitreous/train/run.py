@@ -108,21 +108,22 @@ def fit(
             write_json(folder / "data.json", job.summary)
             if not resumed:  # what it began with stays
                 write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
-        engine.start_trackers(folder, flat(recipe.model_dump(mode="json")), job.state.tracker_id, resumed)
-        if finish:
-            job.keep_present()
-        elif recipe.start.probe:
-            engine.from_main(job.probe)
-        elif not job.train(on_step, on_epoch):
-            engine.end_trackers()
-            where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-            say(console, f"stopped in {where}; go on with: vitreous train --resume --out {shlex.quote(str(folder))}")
-            say(console, "or have it judged as it is: the same with --finish in place of --resume")
-            return Run(folder)
-        results = engine.from_main(partial(outcome.finish, job))
-        engine.log(figures_of(results), step=job.state.epoch)
-        engine.end_trackers()
-        return Run(folder, results)
+        with engine.trackers(folder, flat(recipe.model_dump(mode="json")), job.state.tracker_id, resumed):
+            if finish:
+                job.keep_present()
+            elif recipe.start.probe:
+                engine.from_main(job.probe)
+            elif not job.train(on_step, on_epoch):
+                where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
+                again = f"vitreous train --resume --out {shlex.quote(str(folder))}"
+                say(console, f"stopped in {where}; go on with: {again}")
+                say(console, "or have it judged as it is: the same with --finish in place of --resume")
+                return Run(folder)
+            results = engine.from_main(partial(outcome.finish, job))
+            engine.log(
+                figures_of(results), step=job.state.epoch + 1
+            )  # W&B takes no step of before, where a run went on
+            return Run(folder, results)
 
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:
