@@ -1,5 +1,6 @@
 """Runs beside each other: the figures of each, and only what differs in their recipes."""
 
+import csv
 import io
 import json
 import re
@@ -10,7 +11,9 @@ from rich.console import Console
 from tiny import tiny_recipe, tiny_set
 
 from vitreous.card import write_shared
+from vitreous.metrics import wilson
 from vitreous.report.compare import compare_page, differences, figures, judged_apart, read_run, render
+from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
 
@@ -82,10 +85,25 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
         read_run("nowhere")
 
 
-def test_a_cross_validation_is_refused_with_the_way_out(tmp_path):
-    (tmp_path / "fold-1").mkdir()
-    with pytest.raises(ValueError, match=rf"is a cross-validation: compare its folds, {tmp_path}/fold-1 and so on$"):
-        read_run(tmp_path)
+def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
+    quiet = {"console": Console(file=io.StringIO()), "pictures": False, "device": "cpu"}
+    recipe = tiny_recipe(epochs=2, data={"folds": 5, "val_fraction": 0.25})  # 48 images: parts of nine and ten
+    cross = fit_folds(recipe, tiny_set(), out=tmp_path / "cv", **quiet)
+    table = figures([read_run(tmp_path / "cv"), read_run(runs / "a")])
+    rows, intervals = dict(table), [texts for name, texts in table if "interval" in name]
+    with (tmp_path / "cv" / "answers.csv").open() as file:
+        hits = sum(row["class"] == row["answer"] for row in csv.DictReader(file))
+    low, high = wilson(hits, 48)
+    assert rows["test top-1"][0] == f"{hits / 48:.2%}" and rows["test images"] == ["48", "12"]
+    assert intervals[0][0] == f"{low:.2%} to {high:.2%}" and intervals[1][0] == ""
+    spread = f"{cross.results['top1_mean']:.2%} ± {cross.results['top1_sd']:.2%} (n = 5)"
+    assert rows["  by fold, mean ± sd"] == [spread, ""]
+    assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
+    compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
+    assert spread in (tmp_path / "c.html").read_text()
+    (tmp_path / "cv" / "results.json").unlink()
+    with pytest.raises(ValueError, match=r"cv is no finished run, it has no results\.json: train it to the end"):
+        read_run(tmp_path / "cv")
 
 
 def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):

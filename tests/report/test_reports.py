@@ -1,5 +1,6 @@
 """The report of a run and of an evaluation: whole, well formed, self-contained, and with the run's own figures."""
 
+import csv
 import html.parser
 import io
 import json
@@ -132,6 +133,10 @@ def test_mistakes_and_hits_are_those_of_the_model(trained):
     assert len(wrong) == round(count * (1 - top1)) in range(3, 13) and len(asked) - len(wrong) == 12
     shares = [float(alt.rpartition(" ")[2].rstrip("%")) for alt in asked]
     assert shares == [*sorted(shares[: len(wrong)], reverse=True), *sorted(shares[len(wrong) :])]
+    with (trained.folder / "answers.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
+    named = re.findall(r"test:(\d+)", page.text)[: len(wrong)]
+    assert sorted(named, key=int) == [row["row"] for row in rows]
 
 
 def test_the_samples_carry_the_targets_that_were_trained_on(trained):

@@ -1,5 +1,6 @@
 """What a judged split tells: figures, confusions, classes, calibration, and the images that say most."""
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -219,7 +220,9 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> 
             text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"
         else:
             text += f"<small>is {escape(names[truth])} ({shares[row, truth]:.1%})</small>"
-        place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
+        place = "/".join(Path(file).parts[-2:])
+        if re.search(r"(^|: )row \d+$", file):  # which has no file of its own: the name by which one asks about it
+            place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"
         items.append(

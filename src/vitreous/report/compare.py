@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,18 @@ class Finished:
 
 
 def read_run(run: Path | str) -> Finished:
-    """Read a finished run's folder, or a shipped name's. Raises ValueError for what is none."""
+    """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for what is none."""
     folder = find_record(run) or Path(run)
-    if (folder / "fold-1").is_dir():
-        raise ValueError(f"{run} is a cross-validation: compare its folds, {folder / 'fold-1'} and so on")
-    missing = [name for name in ("results.json", "recipe.yaml", "data.json") if not (folder / name).is_file()]
+    cross = (folder / "fold-1").is_dir()
+    files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
+    missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")
-    results, data = read_json(folder / "results.json"), read_json(folder / "data.json")
+    results, data = read_json(folder / files[0]), read_json(folder / files[2])
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
+    if cross:
+        results, data = _pooled(results), {"name": data["name"]}  # however it was cut, all of it was judged
     return Finished(
         name=str(run).rstrip("/"),
         results=results,
@@ -55,6 +58,15 @@ def read_run(run: Path | str) -> Finished:
         data=data,
         history=read_history(folder),
     )
+
+
+def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
+    """A cross-validation's results as those of one run, judged on each image once."""
+    count = sum(folds["count"])
+    test = {key: sum(map(mul, folds[key], folds["count"])) / count for key in ("top1", "loss")}
+    spread = "{top1_mean:.2%} ± {top1_sd:.2%} (n = {n})".format(**folds)
+    cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
+    return {"test": test | {"count": count}, "by_fold": spread, **cost}
 
 
 def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
@@ -82,6 +94,7 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row("data", lambda run: run.data["name"]),
         row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
+        row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
         row("test loss", of("test", "loss")),
