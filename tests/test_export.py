@@ -511,6 +511,18 @@ def test_nothing_of_the_machine_is_pushed_of_a_run_whose_data_was_given(tmp_path
     assert "trained from scratch on 18 of its images and nothing else" in (tmp_path / "shared/README.md").read_text()
 
 
+def test_a_card_tells_the_column_of_labels_and_not_where_the_table_lay(tmp_path):
+    files = sorted(write_images(tmp_path / "photos", 8).rglob("*.png"))
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name},9" for file in files]
+    (tmp_path / "animals.csv").write_text("\n".join(["file,kind,age", *rows]))
+    options = {"pictures": False, "console": Console(quiet=True)}
+    run = fit(tiny_recipe(epochs=1), load(f"{tmp_path / 'animals.csv'}:kind"), out=tmp_path / "run", **options)
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    text = (tmp_path / "shared" / "README.md").read_text()
+    assert "vitreous evaluate shared DATA:kind\n" in text and "vitreous train DATA:kind --recipe " in text
+    assert str(tmp_path) not in text and "of animals apart" in text
+
+
 def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):
     code, out, err = vitreous("push", run, "me/stripes", "--dry-run")
     assert (code, err, hub) == (0, "", [])

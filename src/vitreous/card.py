@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitreous.data.sources import HUB
+from vitreous.data.sources import HUB, split_source
 from vitreous.files import read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
@@ -64,7 +64,8 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)
     if Path(data["source"]).is_absolute():
-        data["source"] = data["name"]
+        _, label = split_source(data["source"])
+        data["source"] = data["name"] if label is None else f"{data['name']}:{label}"
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
         recipe = recipe.with_options("start", weights=weights)
@@ -106,9 +107,10 @@ def card(folder: Path, repo: str | None = None) -> str:
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
     home = name if repo else f"models/{name}"
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
-    judge = f"vitreous evaluate {name} {source or 'DATA'}"
+    own = f"DATA:{data['source'].partition(':')[2]}".rstrip(":")  # with the column of labels, where one was named
+    judge = f"vitreous evaluate {name} {source or own}"
     judge += "  # fetches the images once" if source in HUB else ""
-    again = f"vitreous train {'' if source else 'DATA '}--recipe {home}/recipe.yaml"
+    again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
         again += f" --from path/to/{weights}"
     return f"""{HUB_HEADER if repo else ""}# {name}
