@@ -12,10 +12,12 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import pyarrow
 import pytest
 import torch
 import yaml
 from PIL import Image
+from pyarrow import parquet
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 
@@ -753,6 +755,17 @@ def test_a_closed_output_is_no_error():
     command = f"{sys.executable} -c '{START}' recipes >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_features_do_not_take_the_place_of_the_images(vitreous, work, tmp_path):
+    files = sorted((work / "photos" / "train").rglob("*.png"))
+    columns = {"image": [file.read_bytes() for file in files], "kind": [file.parent.name for file in files]}
+    parquet.write_table(pyarrow.table(columns | {"age": columns["kind"]}), tmp_path / "x.parquet")
+    before = (tmp_path / "x.parquet").read_bytes()
+    code, _, err = vitreous("embed", "run", f"{tmp_path}/x.parquet:kind", "--out", tmp_path / "x.parquet")
+    assert code == 2 and "x.parquet lies within the data, of which it would become a part" in err
+    assert (tmp_path / "x.parquet").read_bytes() == before
+    assert vitreous("embed", "run", f"{tmp_path}/x.parquet:kind", "--out", tmp_path / "y.parquet")[0] == 0
 
 
 def test_settings_are_listed_by_a_part_of_their_name(vitreous):

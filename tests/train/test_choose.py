@@ -44,6 +44,11 @@ def test_a_set_called_like_a_recipe_gets_it():
     assert recipe.optim == read_recipe("digits").optim
 
 
+def test_a_named_set_keeps_its_recipe_with_another_column():
+    recipe, data, _ = choose_recipe("digits:style", None, [])
+    assert (recipe.data.source, data) == ("digits:style", None) and recipe.optim == read_recipe("digits").optim
+
+
 FULL = "as there is no CUDA GPU; --recipe digits is the full one, which takes one"
 
 

@@ -50,7 +50,7 @@ from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome
 from vitreous.train.engine import Engine
-from vitreous.train.folder import alone, claimed
+from vitreous.train.folder import alone, claim, claimed
 from vitreous.train.order import epoch_order
 from vitreous.train.run import fit
 
@@ -269,6 +269,16 @@ def test_a_run_from_a_given_model_says_so(trained):
     assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
     with pytest.raises(ValueError, match="a model that is given and the recipe's start are two"):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
+
+
+def test_what_a_killed_process_was_writing_stands_in_nobodys_way(tmp_path):
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    for name in (".3f.part", "mine.part"):
+        (tmp_path / "run" / "plots" / name).touch()
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        claim(tmp_path / "run", resume=False)
+    (tmp_path / "run" / "plots" / "mine.part").unlink()
+    claim(tmp_path / "run", resume=False)
 
 
 def answers_of(folder):
