@@ -42,7 +42,8 @@ def ship(run: Path, name: str, *, models: Path = SHIPPED, device: str = "auto") 
     before, after = whole["top1"], half["top1"]
     if not abs(after - before) < TOLERANCE + 1e-9:
         raise ValueError(
-            f"test top-1 is {before:.2%} in the run and {after:.2%} in float16, and may differ by {TOLERANCE:.2%}: "
+            f"test top-1 is {before:.2%} with the run's weights and {after:.2%} in float16, and may differ by "
+            f"{TOLERANCE:.2%}: "
             "ship another run"
         )
 

@@ -247,7 +247,9 @@ def test_another_top1_in_float16_is_refused(run, monkeypatch):
 
     figures = read(run / "results.json")["test"]
     judged(0.9985)
-    assert refused(run).startswith("test top-1 is 99.85% in the run and 100.00% in float16, and may differ by 0.10%: ")
+    assert refused(run).startswith(
+        "test top-1 is 99.85% with the run's weights and 100.00% in float16, and may differ by 0.10%"
+    )
     asked = judged(0.999)
     assert ship(run, "mnist", models=run.parent / "models", device="cpu").is_dir()
     assert [how["precision"] for how in asked] == ["float32"] * 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vitreous.data.sources import HUB, split_source
+from vitreous.data.sources import HUB
 from vitreous.files import read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
@@ -64,8 +64,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     if Path(recipe.data.source or "").is_absolute():
         recipe = recipe.with_options("data", source=None)
     if Path(data["source"]).is_absolute():
-        _, label = split_source(data["source"])
-        data["source"] = data["name"] if label is None else f"{data['name']}:{label}"
+        data["source"] = data["name"]
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
         recipe = recipe.with_options("start", weights=weights)
@@ -107,9 +106,9 @@ def card(folder: Path, repo: str | None = None) -> str:
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
     home = name if repo else f"models/{name}"
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
-    own = f"DATA:{data['source'].partition(':')[2]}".rstrip(":")  # with the column of labels, where one was named
+    own = f"DATA:{data['label']}" if data.get("label") else "DATA"
     judge = f"vitreous evaluate {name} {source or own}"
-    judge += "  # fetches the images once" if source in HUB else ""
+    judge += "  # fetches the images once" if (source or "").partition(":")[0] in HUB else ""
     again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
         again += f" --from path/to/{weights}"

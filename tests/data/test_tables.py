@@ -65,6 +65,7 @@ def test_a_path_goes_before_the_same_name_elsewhere(photos):
         ("file,label,category", "label"),
         ("file,category,label", "label"),
         (",file,y", "y"),
+        ("Unnamed: 0,file,y", "y"),
     ],
 )
 def test_the_column_of_labels_is_known_by_its_name_or_as_the_only_one(photos, head, label):
@@ -81,8 +82,11 @@ def test_a_column_behind_a_colon_holds_the_labels(photos):
     made = load(f"{table}:age")
     assert made.class_names == ("p", "q") and made.train.labels.tolist() == [0, 0, 1, 1]
     assert made.source == f"{table}:age" and load(made.source).class_names == ("p", "q")
-    with pytest.raises(ValueError, match=r"photos\.csv has no column 'sex': it has file, label, age$"):
-        load(f"{table}:sex")
+    for wrong in ("sex", "file"):
+        with pytest.raises(
+            ValueError, match=rf"photos\.csv has no column '{wrong}' of labels: it has file, label, age$"
+        ):
+            load(f"{table}:{wrong}")
     typed = write_table(photos, "file,dx:type", *(row.rpartition(",")[0] for row in rows), name="typed.csv")
     assert load(f"{typed}:dx:type").class_names == ("a", "b")
     odd = write_table(photos, "file,label", *(row.rpartition(",")[0] for row in rows), name="a:b.csv")
@@ -125,19 +129,18 @@ def test_a_split_without_labels_is_left_out(photos, caplog):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([], "does not name its columns: give it a first line, such as file,label"),
-        (["file,label"], "has no row below its names of columns: file, label"),
-        (["all/000.png,a", "all/001.png,b"], "does not name its columns: give it a first line, such as file,label"),
-        (["file,label", "x/0.png,a", "x/1.png,b"], "names no image: a path holds .*; its first row is x/0.png, a$"),
-        (["file,p,q", "000,1,2", "001,1,2"], "none of its columns p, q is called label, .*, as in photos.csv:p$"),
-        (["file", "000", "001"], "has a column of files and none of labels: add one$"),
-        (["file,label", "000,a", "001,", "002,b"], r"1 rows have no 'label', such as that of \S+001\.png: add it"),
+        ([], "has no rows below a first line that names its columns, such as file,label$"),
+        (["file,label"], "has no rows below a first line that names its columns, such as file,label$"),
+        (["all/000.png,a", "all/001.png,b"], r"which of all/000\.png, a is the file of an image\?"),
+        (["file,label", "x/0.png,a", "x/1.png,b"], r"no 'file' is found, such as x/0\.png: a path holds .*"),
+        (["file,p,q", "000,1,2", "001,1,2"], r"which of p, q is the label of an image\? name it, as in photos\.csv:q$"),
+        (["file", "000", "001"], "has no column of labels beside 'file': add one$"),
+        (["file,label", "000,a", "001,", "002,b"], r"\S+001\.png has no 'label': add it, or leave the row out$"),
         (["file,label", "000,a,3", "001,a"], "has 2 columns, but 3 in the row of 000: mend the row"),
         (["file,label", "000,a", "001,a", ",b"], "1 rows have no 'file': add it, or leave the rows out$"),
         (["file,label,Label", "000,a,b"], "has several columns 'label': rename all but one of them$"),
-        (["file,label", *(f"000,{i / 7}" for i in range(101))], "'label' has 101 values in 101 rows, so these are no"),
         (["file,label", '000,"a', "001,b"], "unexpected end of data in line 3: mend its quotes$"),
-        (["a,b,label", "000,001,x", "002,003,y"], "a and b name files: call the column of the images 'file'$"),
+        (["a,b,label", "000,001,x", "002,003,y"], r"which of a, b, label is the file of an image\? call one of "),
         (["file,label,split", "000,a,tset", "001,a,train"], r"split 'tset' of \S+000\.png is none of train, "),
         (["file,label,split", "000,a,test", "001,a,val"], "has rows of test and val, and none of train"),
         (["file,label", "000,a", "001,a"], "has one class"),
@@ -156,23 +159,26 @@ def test_a_table_that_is_not_utf8_says_so(photos):
 @pytest.mark.parametrize(
     ("head", "rows"),
     [
-        ("mask_path,image_path,label", "all/003.png,all/{i:03}.png,{c}"),  # the one that is called so
-        ("xml,image_path,label", "note.xml,all/{i:03}.png,{c}"),  # the one of images
-        ("row,image_id,label", "{i:03},{j:03}.png,{c}"),
-        ("label,id", "{n:03},{i:03}"),  # not the one of labels, though they are found
+        ("mask_path,image_path,label", "all/003.png,all/{i:03}.png,{c}"),
+        ("row,Image_ID,label", "{j:03},{i:03}.png,{c}"),
+        ("label,id", "{c},{i:03}"),
+        ("id,file,label", "{j:03},{i:03},{c}"),
     ],
 )
-def test_the_column_of_files_is_told_from_others_that_are_found(photos, head, rows):
-    (photos / "note.xml").write_text("")
-    lines = [rows.format(i=i, j=3 - i, n=i % 2, c="ab"[i % 2]) for i in range(4)]
+def test_the_column_of_files_is_known_by_its_name(photos, head, rows):
+    lines = [rows.format(i=i, j=3 - i, c="ab"[i % 2]) for i in range(4)]
     made = load(write_table(photos, head, *lines))
     assert [made.train.images.describe(row) for row in range(4)] == [str(photos / file) for file in FILES]
-    assert made.train.labels.tolist() == ([1, 0, 1, 0] if "row" in head else [0, 1, 0, 1])
+    assert made.train.labels.tolist() == [0, 1, 0, 1]
 
 
-def test_a_column_of_splits_is_known_by_what_it_says(photos):
+def test_a_column_of_splits_that_is_called_otherwise_is_not_passed_over(photos):
     rows = [f"{file},{'ab'[i % 2]},{'train' if i < 2 else 'valid'}" for i, file in enumerate(FILES)]
-    made = load(write_table(photos, "filepaths,labels,data set", *rows))
+    with pytest.raises(
+        ValueError, match=r"photos\.csv: 'data set' tells what images are for training: call it 'split'"
+    ):
+        load(write_table(photos, "file,labels,data set", *rows))
+    made = load(write_table(photos, "file,labels,Split,data set", *(f"{row},train" for row in rows)))
     assert len(made.train) == len(made.val) == 2 and made.test is None
     assert (
         len(load(write_table(photos, "file,label,split", *(f"{file},a{file[-5]},test" for file in FILES))).train) == 4
@@ -203,6 +209,9 @@ def test_a_column_may_say_what_belongs_together(photos):
     sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
     assert len(sides[0]) == 4 and len(sides[1]) == 2 and not sides[0] & sides[1]
     assert made.train.images.column("doctor") is None
+    decoded = decode(made.train, preprocess_of()).images
+    np.testing.assert_array_equal(decoded.column("patient"), made.train.images.column("patient"))
+    assert decoded.column("doctor") is None
 
 
 def test_a_column_is_refused_where_there_are_none(photos):

@@ -99,6 +99,8 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     spread = f"{cross.results['top1_mean']:.2%} ± {cross.results['top1_sd']:.2%} (n = 5)"
     assert rows["  by fold, mean ± sd"] == [spread, ""]
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
+    assert "not judged on the same test images" in judged_apart([read_run(tmp_path / "cv"), read_run(runs / "a")])
+    assert judged_apart([read_run(tmp_path / "cv")] * 2) == ""
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert spread in (tmp_path / "c.html").read_text()
     (tmp_path / "cv" / "results.json").unlink()

@@ -257,6 +257,7 @@ def test_an_evaluation_has_its_report(tmp_path):
     assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text
     assert f"{judged.figures['top1']:.2%}" in page.text and "vitreous evaluate run 'x & y'" in page.text
     assert "ECE at temperature 1.5" in page.text and "learning" not in page.ids
+    assert re.search(r"\brow \d", page.text) and "test:" not in page.text  # by which one asks about own images
     assert all(url.startswith("data:") for url in page.loaded)
     assert sum(not of_an_answer(image["alt"]) for image in page.images) == 12
 

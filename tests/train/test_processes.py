@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -273,6 +274,17 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group
         pass
     expected = {"name": name, "group": group, "dir": folder, "id": "3f", "resume": "allow" if resumed else None}
     assert given[0][2]["wandb"] == expected
+
+
+def test_a_tracker_is_told_whether_the_run_failed():
+    one, codes = Engine("cpu"), []
+    finish = SimpleNamespace(finish=lambda exit_code: codes.append(exit_code))
+    one._accelerator.trackers = [SimpleNamespace(name="wandb", run=finish)]
+    with one.trackers(Path("x"), {}, "3f", resumed=False):
+        pass
+    with pytest.raises(KeyError), one.trackers(Path("x"), {}, "3f", resumed=False):
+        raise KeyError
+    assert codes == [0, 1]
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])

@@ -106,7 +106,7 @@ def embed(
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
     from vitreous.cli.asked import is_row, stored_image
-    from vitreous.data.sources import load, split_source
+    from vitreous.data.sources import load
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data
     from vitreous.files import check_file
@@ -116,7 +116,8 @@ def embed(
         check_file(out, ".parquet")
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     images = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
-    if out is not None and Path(split_source(images.source)[0]) in (out.resolve(), *out.resolve().parents):
+    place = Path(images.source.removesuffix(f":{images.label}"))
+    if out is not None and place in (out.resolve(), *out.resolve().parents):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     if split not in images.splits:
         raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")

@@ -42,6 +42,7 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
     return {
         "name": image_set.name,
         "source": image_set.source,
+        "label": image_set.label,
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
         "per_class": _per_class(used, len(image_set.class_names)),

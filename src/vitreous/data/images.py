@@ -51,6 +51,8 @@ class ImageSet:
     test: Split | None = None
     skip_broken: bool = False
     """Leave out images that cannot be read; `decode` finds and reports them."""
+    label: str | None = None
+    """The column of labels, where one was asked for; it is in `source`, too."""
 
     def __post_init__(self):
         if len(self.class_names) < 2:
@@ -187,7 +189,7 @@ class ImageSet:
             if count == 1:
                 raise ValueError(
                     f"all images of class '{self.class_names[label]}' are of one group by data.group '{pattern}', so "
-                    "that none can be held out: use another pattern"
+                    "that none can be held out: use another"
                 )
             if split == "test" and 0 < count < parts:
                 raise ValueError(

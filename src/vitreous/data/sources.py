@@ -55,7 +55,7 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
             f"give a path, {', '.join(NAMED)} or hf:owner/name"
         )
     source = image_set.source if label is None else f"{image_set.source}:{label}"
-    return replace(image_set, source=source, skip_broken=skip_broken)
+    return replace(image_set, source=source, label=label, skip_broken=skip_broken)
 
 
 def absolute(source: str) -> str:

@@ -114,6 +114,10 @@ class ArrayImages(Images):
         self.pixels, self.origin = pixels, origin
         self.fitted = origin is not None
 
+    def column(self, name: str) -> np.ndarray | None:
+        values = None if self.origin is None else self.origin.column(name)
+        return None if values is None else values[self.rows]
+
     def fits(self, preprocess: Preprocess) -> bool:
         """Whether the pixels are what the model takes: cut to its size when decoded, or whole images of that size."""
         return self.shape == preprocess.shape and (self.fitted or preprocess.crop_fraction == 1)

@@ -1,6 +1,5 @@
 """What a judged split tells: figures, confusions, classes, calibration, and the images that say most."""
 
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -55,8 +54,11 @@ def _figure(key: str, figures: dict[str, Any]) -> str:
     return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
 
 
-def answer_sections(judged: dict[str, Judged]) -> list[Section]:
-    """Where the model errs, how sure it is, and pictures of both: on the test images, else on validation."""
+def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section]:
+    """Where the model errs, how sure it is, and pictures of both: on the test images, else on validation.
+
+    own: whether they are of the model's own data, so that `explain RUN test:7` finds what is called so here.
+    """
     if not judged:
         return []
     split, answers = list(judged.items())[-1]
@@ -67,7 +69,7 @@ def answer_sections(judged: dict[str, Judged]) -> list[Section]:
         Section("confusion", "Confusion", where + _confusion(counts, names)),
         Section("classes", "Classes", _classes(counts, names)),
         Section("calibration", "Calibration", _calibration(answers)),
-        Section("gallery", "Mistakes and doubts", _pictures(answers)),
+        Section("gallery", "Mistakes and doubts", _pictures(answers, own)),
     ]
 
 
@@ -183,7 +185,7 @@ def _calibration(answers: Judged) -> str:
     return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
 
 
-def _pictures(answers: Judged) -> str:
+def _pictures(answers: Judged, own: bool) -> str:
     """The surest mistakes and the least sure hits, each beside what spoke for the answer."""
     shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
     galleries = {
@@ -195,13 +197,13 @@ def _pictures(answers: Judged) -> str:
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):
-            body += gallery(_answered(answers, rows, shares, method), "pairs")
+            body += gallery(_answered(answers, rows, shares, method, own), "pairs")
         else:
             body += "<p>There are none.</p>"
     return body
 
 
-def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> list[str]:
+def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own: bool) -> list[str]:
     """One figure an image: what it is, what was answered, and how sure."""
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
@@ -220,8 +222,8 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method) -> 
             text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"
         else:
             text += f"<small>is {escape(names[truth])} ({shares[row, truth]:.1%})</small>"
-        place = "/".join(Path(file).parts[-2:])
-        if re.search(r"(^|: )row \d+$", file):  # which has no file of its own: the name by which one asks about it
+        place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
+        if own and place.startswith("row "):  # the name by which one asks about it
             place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"

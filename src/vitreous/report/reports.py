@@ -96,7 +96,7 @@ def evaluation_report(
     seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
     sections = [
         results_section({judged.name: judged}, tiles, ""),
-        *answer_sections({judged.name: judged}),
+        *answer_sections({judged.name: judged}, own=data is None),
         Section("samples", "What the model saw", seen),
         Section("speed", "Speed and memory", _speed({}, {judged.name: judged}, None, environment)),
         Section("made", "How it was made", _command(environment) + _environment(environment)),

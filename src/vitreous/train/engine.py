@@ -135,12 +135,17 @@ class Engine:
     @contextmanager
     def trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> Iterator[None]:
         """While inside, `log` reaches the trackers. tracker_id: of no other run. resumed: they may know it already."""
-        self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
+        failed = True
         try:
+            self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
             yield
+            failed = False
         finally:  # else the next run of this process would be logged as this one
             for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
-                tracker.finish()
+                if tracker.name == "wandb":
+                    tracker.run.finish(exit_code=int(failed))
+                else:
+                    tracker.finish()
 
     def _start_trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> None:
         if not self._tracked:

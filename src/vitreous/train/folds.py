@@ -107,7 +107,7 @@ def pool(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
     rows = []
     for fold in range(1, folds + 1):
         with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
-            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row["split"] == "test"]
+            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row.get("split") == "test"]
     write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
     if class_names is not None:
         number = {name: row for row, name in enumerate(class_names)}

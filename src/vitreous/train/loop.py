@@ -200,14 +200,16 @@ def train_loop(
         state.epoch, state.step, state.images = state.epoch + 1, 0, 0
         totals.zero_()
         state.loss = state.hits = 0.0
+        best = state.best_epoch == state.epoch
+        if best:  # together, as a checkpoint must know of the weights that are kept
+            hooks.keep(judged)
+            hooks.save()
+            last_save = time.monotonic()
         hooks.on_epoch(row)
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = _over(state, recipe)
-        best = state.best_epoch == state.epoch
-        if best:  # kept just before the checkpoint that must know of it
-            hooks.keep(judged)
-        if stop or over or best or unsaved > CHECKPOINT_SECONDS:
+        if ((stop or over) and not best) or unsaved > CHECKPOINT_SECONDS:
             hooks.save()
             last_save = time.monotonic()
         if stop and not over:
