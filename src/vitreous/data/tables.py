@@ -88,7 +88,7 @@ def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, pa
     called = {name.lower(): name for name in columns}
     found = next((called[word] for word in words if word in called), None)
     if found is None:
-        way_out = f"name it, as in {path.name}:{next(iter(columns))}" if kind == "label" else f"call one of them '{kind}'"
+        way_out = f"name it, as in {path.name}:{next(iter(columns))}" if kind == "label" else "call one of them 'file'"
         raise ValueError(f"{path}: which of {', '.join(columns)} is the {kind} of an image? {way_out}")
     return found
 
