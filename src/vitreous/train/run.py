@@ -120,9 +120,8 @@ def fit(
                 say(console, "or have it judged as it is: the same with --finish in place of --resume")
                 return Run(folder)
             results = engine.from_main(partial(outcome.finish, job))
-            engine.log(
-                figures_of(results), step=job.state.epoch + 1
-            )  # W&B takes no step of before, where a run went on
+            after = job.state.epoch + 1  # as W&B takes no step of before, where a run went on
+            engine.log(figures_of(results), step=after)
             return Run(folder, results)
 
 
