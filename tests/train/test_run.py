@@ -1046,6 +1046,23 @@ def test_the_best_epoch_is_kept_with_its_averaged_weights(trained):
     assert not equal(weights_of(run.folder), checkpoint["model"])
 
 
+@pytest.mark.parametrize("name", ["f1_macro", "recall_macro", "loss"])
+def test_another_figure_may_say_which_epoch_is_best(trained, name):
+    pixels, labels = stripes(30, seed=2)
+    rare = np.flatnonzero((labels > 0) | (np.arange(30) < 3))  # one image of the first class
+    rare, wrong = rare[:12], np.where(np.arange(12) % 4 == 0, (labels[rare[:12]] + 1) % 3, labels[rare[:12]])
+    data = ImageSet.from_arrays(*stripes(36), val=(pixels[rare], wrong), class_names=CLASSES, name="stripes")
+    options = {"epochs": 12, "optim": {"learning_rate": 0.01}}
+    run = trained(tiny_recipe(best_by=name, **options), data)
+    rows = metrics_rows(run.folder)
+    sign = -1 if name == "loss" else 1
+    ranks = [(sign * float(row[f"val_{name}"]), -float(row["val_loss"])) for row in rows]
+    best = run.results["best_epoch"]
+    assert ranks.index(max(ranks)) + 1 == best
+    assert run.results["val"][name] == pytest.approx(sign * ranks[best - 1][0], rel=1e-6)
+    assert best != trained(tiny_recipe(**options), data, "usual").results["best_epoch"]
+
+
 def test_equal_results_keep_the_first_epoch(trained):
     run = trained(tiny_recipe(epochs=3, optim=FROZEN), tiny_set())
     assert run.results["best_epoch"] == 1 and run.results["epochs"] == 3

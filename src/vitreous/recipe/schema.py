@@ -41,6 +41,9 @@ class Recipe(Section):
     `reduce-overhead`: with CUDA graphs too."""
     patience: PositiveInt | None = None
     """Stop after so many epochs without a better validation result."""
+    best_by: Literal["top1", "f1_macro", "recall_macro", "loss"] = "top1"
+    """The validation figure by which an epoch is better, its weights are kept and `patience` starts over; of equal ones
+    the loss decides. The macro figures count all classes the same, however many images they have."""
     track: Annotated[
         tuple[Literal["tensorboard", "wandb"], ...],
         BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),

@@ -46,8 +46,8 @@ class State:
     """The longest validation."""
     best_epoch: int = 0
     """From 1, the one whose weights are kept; 0: none yet."""
-    best: tuple[float, float] = (-1.0, 0.0)
-    """Validation accuracy and minus the loss of the best epoch: higher is better."""
+    best: tuple[float, float] = (-math.inf, 0.0)
+    """The validation figure of `best_by` and minus the loss of the best epoch: higher is better."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One row an epoch: the columns of `metrics.csv`."""
     tracker_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -190,8 +190,9 @@ def train_loop(
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row |= engine.from_main(partial(watched, logits, val.labels, "val"))
             _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
-            if (row["val_top1"], -row["val_loss"]) > state.best:
-                state.best, state.best_epoch = (row["val_top1"], -row["val_loss"]), state.epoch + 1
+            figure = -row["val_loss"] if recipe.best_by == "loss" else row[f"val_{recipe.best_by}"]
+            if (figure, -row["val_loss"]) > state.best:
+                state.best, state.best_epoch = (figure, -row["val_loss"]), state.epoch + 1
         now = time.monotonic()
         state.val_seconds, state.total_seconds = engine.max(max(state.val_seconds, now - ended), now - begun)
         row["images_per_second"] = state.seen / state.train_seconds
