@@ -168,11 +168,12 @@ def test_images_of_many_sizes_need_an_image_size(photos):
     assert fit_to_data(tiny_recipe(model={"image_size": 8}), load(photos)).model.image_size == (8, 8)
 
 
-def test_patience_is_refused_where_the_data_has_no_validation_images():
-    recipe = tiny_recipe(patience=2)
-    with pytest.raises(ValueError, match="patience needs a validation split, and there is none: leave patience out"):
+@pytest.mark.parametrize(("name", "value"), [("patience", 2), ("best_by", "loss")])
+def test_what_watches_validation_images_is_refused_where_there_are_none(name, value):
+    recipe = tiny_recipe(**{name: value})
+    with pytest.raises(ValueError, match=f"{name} needs a validation split, and there is none: leave {name} out"):
         fit_to_data(recipe, tiny_set())
-    assert fit_to_data(recipe, tiny_set().with_validation(0.25)).patience == 2
+    assert getattr(fit_to_data(recipe, tiny_set().with_validation(0.25)), name) == value
 
 
 def test_a_relative_source_becomes_absolute_so_that_it_holds_anywhere(photos, monkeypatch):

@@ -37,7 +37,8 @@ def summary(
         except ValueError:  # what a recipe leaves to its data has stand-ins
             without_data = True
         else:
-            recipe = fit_to_data(recipe.model_copy(update={"patience": None}), data)  # there is no split to watch
+            unwatched = {"patience": None, "best_by": "top1"}  # as nothing is split off here
+            recipe = fit_to_data(recipe.model_copy(update=unwatched), data)
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
         fields = read_config(find_bundle(model))[0].model_dump()

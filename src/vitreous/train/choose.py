@@ -133,8 +133,9 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
             raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
         sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
-    if recipe.patience is not None and data.val is None:
-        raise ValueError("patience needs a validation split, and there is none: leave patience out")
+    for name, usual in {"patience": None, "best_by": "top1"}.items():
+        if data.val is None and getattr(recipe, name) != usual:
+            raise ValueError(f"{name} needs a validation split, and there is none: leave {name} out")
     channels = data.train.images.channels
     asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
     if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other
