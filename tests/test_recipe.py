@@ -76,7 +76,7 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
         ("augment: {val_fraction: 3}", "unknown key 'augment.val_fraction'; did you mean 'data.val_fraction'?"),
         (
             "qqq: 3",
-            "unknown key 'qqq'; known are epochs, time_limit, seed, precision, compile, patience, best_by, track, start",
+            "unknown key 'qqq'; known are epochs, time_limit, seed, precision, compile, patience, best_by, track",
         ),
         ("epochs: 0", "epochs is 0: input should be greater than 0"),
         ("seed: -1", "seed is -1: input should be greater than or equal to 0"),
