@@ -46,8 +46,8 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
         if not any(words[row] for row in rows_of[part]):
             log.warning("%s: %s has no labels: left out", source, part)
             del rows_of[part]
-    for row in (row for rows in rows_of.values() for row in rows if not words[row]):
-        raise ValueError(f"{path}: {as_text(files[row])} has no '{label}': add it, or leave the row out")
+    if bare := [files[row] for rows in rows_of.values() for row in rows if not words[row]]:
+        raise ValueError(f"{path}: {as_text(bare[0])} has no '{label}': add it, or leave the row out")
 
     names = {words[row] for row in rows_of["train"]}
     numbers = all(name.isdecimal() for name in names)
