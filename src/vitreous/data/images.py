@@ -52,7 +52,7 @@ class ImageSet:
     skip_broken: bool = False
     """Leave out images that cannot be read; `decode` finds and reports them."""
     label: str | None = None
-    """The column of labels, where one was asked for; it is in `source`, too."""
+    """The column of labels, where one was asked for. `source` ends in it, which a path may seem to do, too."""
 
     def __post_init__(self):
         if len(self.class_names) < 2:

@@ -112,7 +112,7 @@ class ParquetImages(Images):
 def read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None = None) -> ImageSet:
     """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split.
 
-    label: the column of labels, where the files themselves do not tell.
+    label: the column of labels, whatever the files themselves tell.
     """
     import pyarrow as pa
 

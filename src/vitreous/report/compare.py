@@ -50,8 +50,9 @@ def read_run(run: Path | str) -> Finished:
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     if cross:
-        results, judged = _pooled(results), f"all of {data['source']}"  # however it was cut
-        data = {"name": data["name"], "hash": {"test": f"{results['test']['count']} images, {judged}"}}
+        results = _pooled(results)
+        judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest is of all
+        data = {"name": data["name"], "hash": {"test": judged}}
     return Finished(
         name=str(run).rstrip("/"),
         results=results,

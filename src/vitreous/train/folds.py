@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from rich.console import Console
 
@@ -110,10 +109,10 @@ def pool(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
             rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row.get("split") == "test"]
     write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
     if class_names is not None:
-        number = {name: row for row, name in enumerate(class_names)}
-        counts = np.zeros((len(class_names),) * 2, int)
-        for row in rows:
-            counts[number[row["class"]], number[row["answer"]]] += 1
+        from sklearn.metrics import confusion_matrix
+
+        true, answered = ([row[key] for row in rows] for key in ("class", "answer"))
+        counts = confusion_matrix(true, answered, labels=class_names)
         draw("confusion_matrix", counts, class_names, folder / "confusion.png")
 
 

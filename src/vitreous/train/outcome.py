@@ -55,7 +55,7 @@ def finish(job: "Job") -> dict[str, Any]:
     }
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
-    job.write_history()  # which may be of later passes than the checkpoint that is ended here
+    job.write_history()  # which may be of more or fewer passes, where a process was killed
     write_answers(judged.values(), job.folder / ANSWERS)
     write_json(job.folder / "results.json", results)
     if job.pictures:
