@@ -16,7 +16,7 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.p
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"train"},
+    {"train", "serve"},
     {"report", "export"},
     {"explain"},
     {"evaluation", "embedding"},
@@ -25,13 +25,15 @@ LAYERS = [
     {"recipe"},
     {"model", "augment", "doctor", "page"},
     {"preprocess", "metrics", "plots", "device"},
-    {"files"},
+    {"files", "extras"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Heavy or optional packages, and the only files that may import them, at all or at module level
 ONLY_IN = {
     "accelerate": {"train/engine.py"},
+    "starlette": {"serve.py"},
+    "uvicorn": {"serve.py"},
     "matplotlib": {f"plots/{name}.py" for name in ("canvas", "insight", "run")},
 }
 NEVER_AT_START = {"sklearn", "pyarrow", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"}

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from rich.console import Console
 from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 
-from vitreous import Bundle, predict
+from vitreous import Bundle, extras, predict
 from vitreous.card import write_shared
 from vitreous.data.sources import load
 from vitreous.explain.look import look
@@ -422,7 +422,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):
-    monkeypatch.setattr(graphs, "find_spec", lambda name: None if name == "onnxscript" else 1)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else 1)
     code, _, err = vitreous("export", run, "onnx")
     assert (code, err) == (2, 'vitreous: onnx needs onnxscript: pip install "vitreous[export]"\n')
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from vitreous.page import LOOK, png, write_page
+from vitreous.page import LOOK, document, png, write_page
 
 ROOT = Path(vitreous.__file__).parent
 SHEETS = sorted(file for file in ROOT.rglob("*.css") if file != LOOK)
@@ -18,7 +18,7 @@ SHEETS = sorted(file for file in ROOT.rglob("*.css") if file != LOOK)
 
 @pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.stem)
 def test_the_look_of_all_pages_comes_before_that_of_one_kind(tmp_path, sheet):
-    write_page(tmp_path / "x.html", title="<a> & é", sheet=sheet, body="<p>one</p>", head="<!-- more -->")
+    write_page(tmp_path / "x.html", document(title="<a> & é", sheet=sheet, body="<p>one</p>", head="<!-- more -->"))
     head, body = (tmp_path / "x.html").read_text(encoding="utf-8").split("</head>")
     assert "<title>&lt;a&gt; &amp; é</title>" in head and "<!-- more -->" in head and "<p>one</p>" in body
     assert 0 < head.index(LOOK.read_text()) < head.index(sheet.read_text())
@@ -26,7 +26,7 @@ def test_the_look_of_all_pages_comes_before_that_of_one_kind(tmp_path, sheet):
 
 
 def test_a_name_that_is_not_utf8_costs_no_page(tmp_path):
-    write_page(tmp_path / "x.html", title="caf\udce9", sheet=SHEETS[0], body="")
+    write_page(tmp_path / "x.html", document(title="caf\udce9", sheet=SHEETS[0], body=""))
     assert "<title>caf\\udce9</title>" in (tmp_path / "x.html").read_text(encoding="utf-8")
 
 

@@ -64,6 +64,15 @@ def test_answers_are_the_models_in_the_order_of_the_images(bundle, files):
     assert len({answer.probabilities for answer in found}) == 6  # else the order would not show
 
 
+def test_the_bytes_of_a_file_and_its_picture_are_answered_as_the_file(bundle, files):
+    from_files = ask(bundle, files[:3])
+    for asked in ([file.read_bytes() for file in files[:3]], list(map(Image.open, files[:3]))):
+        assert [answer[1:] for answer in ask(bundle, asked)] == [answer[1:] for answer in from_files]
+    broken = []
+    assert ask(bundle, b"no image", broken=broken) == []
+    assert list(map(str, broken)) == ["the image: no picture of a kind that Pillow knows"]
+
+
 def test_probabilities_are_those_at_the_bundles_temperature(bundle, files):
     images = np.stack([np.asarray(Image.open(file))[None] for file in files])
     with torch.no_grad():

@@ -17,6 +17,9 @@ OPTIONAL = {
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "python-multipart": "serve",
 }
 SIDE = 8192  # of the largest matrices that are multiplied
 

@@ -13,21 +13,25 @@ LOOK = Path(__file__).with_suffix(".css")
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def write_page(file: Path, *, title: str, sheet: Path, body: str, head: str = "") -> None:
-    """Write a whole HTML document, in light and dark.
+def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
+    """A whole HTML document, in light and dark.
 
     title: plain text. sheet: the CSS file of this kind of page, put after `page.css`, which is of all pages. body,
     head: HTML, what stands in the one and what the other has besides.
     """
     style = LOOK.read_text(encoding="utf-8") + sheet.read_text(encoding="utf-8")
-    text = (
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="generator" content="Vitreous">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n{head}'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-    replace_file(file, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+
+
+def write_page(file: Path, page: str) -> None:
+    """Write a `document`, whole or not at all."""
+    replace_file(file, lambda part: part.write_text(page, encoding="utf-8", errors="backslashreplace"))
 
 
 def png(image: Image.Image) -> str:

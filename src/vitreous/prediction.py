@@ -1,5 +1,6 @@
 """Ask a trained model: images in, class probabilities out."""
 
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.data.folders import files_below
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import BrokenImage, FileImages, Images, as_text
+from vitreous.data.stores import BrokenImage, FileImages, Images, as_text, reason
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import write_csv
 from vitreous.model import ViTConfig
@@ -43,7 +44,8 @@ class StoredImage:
     name: str
 
 
-Asked = Path | str | Image.Image | StoredImage
+Asked = Path | str | bytes | Image.Image | StoredImage
+"""A file's path, the bytes of one, a picture, or an image of a split."""
 
 
 @torch.inference_mode()
@@ -151,20 +153,23 @@ def read_images(
 
 def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
-    if isinstance(image, Image.Image):
+    if isinstance(image, bytes | Image.Image):
         try:
-            return preprocess.fit_image(image)
+            return preprocess.fit_image(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image)
         except Exception as error:  # an opened file is decoded only here
-            raise BrokenImage(f"{image_name(image)}: {error}") from error
+            raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
         return image.images.read([image.row], preprocess)[0]
     if not isinstance(image, Path | str):
-        raise TypeError(f"predict takes paths and PIL images, not {type(image).__name__}: Image.fromarray makes one")
+        kind = type(image).__name__
+        raise TypeError(f"predict takes paths, bytes and PIL images, not {kind}: Image.fromarray makes one")
     return FileImages([image]).read([0], preprocess)[0]
 
 
 def image_name(image: Asked) -> str:
     """Where an image came from, as far as it knows."""
+    if isinstance(image, bytes):
+        return "the image"
     if isinstance(image, StoredImage):
         return image.name
     return as_text(getattr(image, "filename", "") or image)

@@ -1,6 +1,7 @@
-"""What a trained model answers: `vitreous evaluate`, `predict`, `embed`."""
+"""What a trained model answers: `vitreous evaluate`, `predict`, `serve`, `embed`."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -88,6 +89,30 @@ def predict(
     else:
         (write_json_lines if json_lines else write_text)(answers, sys.stdout)
     report_broken(broken)
+
+
+def serve(
+    run: RunArgument,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines ask.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes one that is free.")] = 8000,
+    arch: Architecture = None,
+    revision: Revision = None,
+    device: Device = "auto",
+) -> None:
+    """Let others ask a trained model over HTTP: a page for people, JSON for programs."""
+    from vitreous.cli.asked import asked_model
+    from vitreous.extras import need
+
+    need("serve", ("starlette", "uvicorn", "python_multipart"), "serve")
+    from vitreous.serve import Service, listen
+    from vitreous.serve import serve as answer
+
+    with listen(host, port) as listener:
+        service = Service(asked_model(run, arch, revision), name=Path(run).name, device=device)
+        at = f"[{host}]" if ":" in host else host
+        print(f"http://{at}:{listener.getsockname()[1]} answers by {run}; Ctrl-C ends it", flush=True)
+        with suppress(KeyboardInterrupt):
+            answer(service, listener)
 
 
 def embed(

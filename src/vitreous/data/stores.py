@@ -78,7 +78,7 @@ class Images(ABC):
             try:
                 fitted[i] = self._fit(int(row), preprocess)
             except Exception as error:  # decoders raise nearly anything for a damaged file
-                raise BrokenImage(f"{self._name(int(row))}: {_reason(error)}") from error
+                raise BrokenImage(f"{self._name(int(row))}: {reason(error)}") from error
         return fitted
 
     @cached_property
@@ -97,9 +97,9 @@ class Images(ABC):
             try:
                 shapes.append(self._shape(int(row)))
             except Exception as error:  # decoding will report it
-                reason = f"{self._name(int(row))}: {_reason(error)}"
+                last = f"{self._name(int(row))}: {reason(error)}"
         if not shapes:
-            raise BrokenImage(f"none of {len(rows)} images tried can be read, the last is {reason}")
+            raise BrokenImage(f"none of {len(rows)} images tried can be read, the last is {last}")
         return shapes
 
     def _sample_rows(self) -> np.ndarray:
@@ -280,7 +280,8 @@ def as_text(name: str | Path) -> str:
     return str(name).encode(errors="backslashreplace").decode()
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why an image cannot be read, in one line."""
     if isinstance(error, UnidentifiedImageError):
         return "no picture of a kind that Pillow knows"
     if isinstance(error, Image.DecompressionBombError):

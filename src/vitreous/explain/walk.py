@@ -16,7 +16,7 @@ from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.model.vit import MLP, Block, Pool
-from vitreous.page import png, write_page
+from vitreous.page import document, png, write_page
 from vitreous.plots import heat, overlay
 from vitreous.prediction import Asked, image_name, read_image
 from vitreous.preprocess import Preprocess
@@ -80,7 +80,7 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
     read = patch_map(row, model.config)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))
     title = f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}"
-    write_page(out, title=title, sheet=SHEET, body="\n".join(body))
+    write_page(out, document(title=title, sheet=SHEET, body="\n".join(body)))
     return out
 
 

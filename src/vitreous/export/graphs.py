@@ -9,13 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.extras import need
 from vitreous.files import first_line
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -135,9 +135,7 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
 
 def check_installed(form: str) -> None:
     """Raises ImportError that names what the format lacks."""
-    missing = [name for name in NEEDED.get(form, ()) if find_spec(name) is None]
-    if missing:
-        raise ImportError(f'{form} needs {", ".join(missing)}: pip install "vitreous[export]"')
+    need(form, NEEDED.get(form, ()), "export")
 
 
 def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]:

@@ -13,9 +13,10 @@ from rich.table import Table
 from vitreous.card import read_history
 from vitreous.files import read_json
 from vitreous.metrics import figure_text, top1_interval
+from vitreous.page import write_page
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
-from vitreous.report.layout import SPLITS, Section, scroll, write_report
+from vitreous.report.layout import SPLITS, Section, lay_out, scroll
 from vitreous.weights.bundle import find_record
 
 # by which the pixels of the same images differ
@@ -167,7 +168,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     if differ := judged_apart(runs):
         lead += f" {differ}"
     heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
-    write_report(file, kind="Comparison", heading=heading, lead=lead, sections=sections)
+    write_page(file, lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 
 
 def _curves(runs: Sequence[Finished]) -> str:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.page import write_page
+from vitreous.page import document
 from vitreous.report.pictures import picture
 
 LAYOUT = Path(__file__).with_suffix(".html")
 SHEET = Path(__file__).with_suffix(".css")
 ICON = '<link rel="icon" href="data:,">\n'  # for which browsers would ask otherwise
+FOOT = "Written by Vitreous. This page is one file: it loads nothing and sends nothing."
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -25,8 +26,8 @@ class Section(NamedTuple):
     body: str
 
 
-def write_report(file: Path, *, kind: str, heading: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write a page of sections. heading, lead: plain text; the sections' bodies are HTML."""
+def lay_out(*, kind: str, heading: str, lead: str, sections: Sequence[Section], foot: str = FOOT) -> str:
+    """A page of sections. kind, heading, lead, foot: plain text; the sections' bodies are HTML."""
     parts = (
         f'<section aria-labelledby="{s.anchor}"><h2 id="{s.anchor}">{escape(s.title)}</h2>{s.body}</section>'
         for s in sections
@@ -37,8 +38,9 @@ def write_report(file: Path, *, kind: str, heading: str, lead: str, sections: Se
         lead=escape(lead),
         links="".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in sections),
         sections="\n".join(parts),
+        foot=escape(foot),
     )
-    write_page(file, title=f"{heading} · {kind}", sheet=SHEET, body=body, head=ICON)
+    return document(title=f"{heading} · {kind}", sheet=SHEET, body=body, head=ICON)
 
 
 def tiles(values: dict[str, str]) -> str:

@@ -12,11 +12,12 @@ from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
+from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.charts import Line, line_chart
-from vitreous.report.layout import SPLITS, Section, duration, facts, gallery, shot, write_report
+from vitreous.report.layout import SPLITS, Section, duration, facts, gallery, lay_out, shot
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
@@ -66,7 +67,8 @@ def train_report(
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
         Section("made", "How it was made", "".join(made)),
     ]
-    write_report(folder / "report.html", kind="Training report", heading=data["name"], lead=lead, sections=sections)
+    page = lay_out(kind="Training report", heading=data["name"], lead=lead, sections=sections)
+    write_page(folder / "report.html", page)
 
 
 def evaluation_report(
@@ -103,7 +105,7 @@ def evaluation_report(
     ]
     heading = f"{Path(model).name} on {Path(source).name}"
     lead = f"{model}, judged on the {count:,} {SPLITS[judged.name]} images of {source}."
-    write_report(file, kind="Evaluation report", heading=heading, lead=lead, sections=sections)
+    write_page(file, lay_out(kind="Evaluation report", heading=heading, lead=lead, sections=sections))
 
 
 def _learning(history: Sequence[dict[str, float]], kept: int) -> str:

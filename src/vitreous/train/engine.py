@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
+from vitreous.extras import need
 from vitreous.files import first_line
 
 LONGEST_WAIT = timedelta(hours=12)  # of processes for each other, as while one decodes the images for all
@@ -35,8 +35,7 @@ class Engine:
 
     def __init__(self, device: str = "auto", *, track: tuple[str, ...] = ()):
         for name in track:  # accelerate leaves out in silence what is not installed
-            if find_spec(name) is None:
-                raise ImportError(f'track={name} needs {name}: pip install "vitreous[track]"')
+            need(f"track={name}", [name], "track")
         # the recipe's precision and compiling count, not the launcher's; the trackers' folder is given when they start
         options = {"mixed_precision": "no", "dynamo_backend": "no", "log_with": list(track) or None, "project_dir": "."}
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
