@@ -28,7 +28,7 @@ FORM = f"""<form method="post" enctype="multipart/form-data">
 <label>Up to {MOST} images: <input type="file" name="images" accept="image/*" multiple required></label>
 <button>Ask the model</button></form>
 <p class="note">The computer that serves this page answers, and keeps nothing of them.</p>
-<p class="note">A program gets JSON: <code>curl --data-binary @photo.jpg $address</code></p>"""
+<p class="note">A program gets JSON:</p><pre>curl --data-binary @photo.jpg $address</pre>"""
 FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 
 

@@ -1,4 +1,4 @@
-"""Reports in a real browser: no complaint, no request, all images there, readable at any width, usable by keyboard."""
+"""Reports, and the page of `serve`, in a real browser: no complaint, no request, images, any width, the keyboard."""
 
 import io
 from itertools import pairwise
@@ -6,11 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from browser import CONTRAST, UNREADABLE, Browser
+from PIL import Image
 from rich.console import Console
-from tiny import stripes, tiny_recipe
+from starlette.testclient import TestClient
+from tiny import stripes, tiny_bundle, tiny_recipe
 
 from vitreous.data.images import ImageSet
 from vitreous.report.compare import compare_page, read_run
+from vitreous.serve import Service
 from vitreous.train import outcome
 from vitreous.train.run import fit
 
@@ -25,7 +28,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Reports of a run on a few classes and of one on many, and the comparison of both."""
+    """Reports of a run on a few classes and of one on many, the comparison of both, and a page with answers."""
     root, files = tmp_path_factory.mktemp("pages"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
@@ -39,10 +42,15 @@ def pages(tmp_path_factory):
             fit(recipe, data, out=root / str(classes), device="cpu", console=Console(file=io.StringIO()))
             files[classes] = root / str(classes) / "report.html"
     compare_page(root / "compare.html", [read_run(root / "3"), read_run(root / "36")])
-    return files | {"compare": root / "compare.html"}
+    image = io.BytesIO()
+    Image.fromarray(pixels[0].transpose(1, 2, 0)).save(image, "PNG")
+    sent = [("images", (f"a rather long name of file {i}.png", image.getvalue())) for i in range(5)]
+    page = TestClient(Service(tiny_bundle(classes=names), name="stripes", device="cpu").app).post("/", files=sent)
+    (root / "served.html").write_text(page.text)
+    return files | {name: root / f"{name}.html" for name in ("compare", "served")}
 
 
-@pytest.fixture(params=[3, 36, "compare"])
+@pytest.fixture(params=[3, 36, "compare", "served"])
 def page(request, pages):
     return pages[request.param]
 
@@ -71,12 +79,14 @@ def test_light_and_dark_are_two(browser, page):
 
 
 def test_the_keyboard_reaches_everything(browser, page):
-    """The first key leads past the navigation; each link, table that scrolls and summary has its turn, and shows it."""
+    """The first key leads past the navigation; each link, field, table that scrolls and summary has its turn."""
     browser.open(page, 360)
     browser.press("Tab")
     assert browser.ask("document.activeElement.getAttribute('href')") == "#main"
     assert browser.ask("document.activeElement.getBoundingClientRect().top >= 0")  # in sight
-    stops = "[...document.querySelectorAll('a, summary, [tabindex=\"0\"]')].filter(e => e.checkVisibility())"
+    stops = (
+        "[...document.querySelectorAll('a, summary, input, button, [tabindex=\"0\"]')].filter(e => e.checkVisibility())"
+    )
     expected, seen = browser.ask(f"{stops}.length"), {0}
     assert expected > 5
     for _ in range(expected - 1):
