@@ -4,14 +4,13 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -20,9 +19,11 @@ from tiny import stripes, tiny_bundle
 from vitreous import extras, serve
 from vitreous.explain import explain
 from vitreous.prediction import predict
+from vitreous.report.pictures import heated, picture
 from vitreous.serve import MOST, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
+UNKNOWN = "the image: no picture of a kind that Pillow knows"
 
 
 def encoded(count):
@@ -46,14 +47,14 @@ def client(bundle):
 
 
 @pytest.mark.parametrize("top", [1, 2, 5])
-def test_a_program_gets_what_predict_answers(client, bundle, top):
+def test_a_program_gets_what_predict_answers_in_float32(client, bundle, top):
     seen = set()
     for image in encoded(4):
-        (expected,) = predict(bundle, image, top=top, device="cpu")
+        (expected,) = predict(bundle, image, top=top, device="cpu", precision="float32")
         answer = client.post(f"/predict?top={top}", content=image)
         assert answer.status_code == 200 and answer.json().keys() == {"classes", "probabilities"}
         assert tuple(answer.json()["classes"]) == expected.classes and len(expected.classes) == min(top, 3)
-        assert answer.json()["probabilities"] == pytest.approx(expected.probabilities)
+        assert answer.json()["probabilities"] == list(expected.probabilities)
         seen.add(expected.probabilities)
     assert len(seen) == 4
     assert len(client.post("/predict", content=image).json()["classes"]) == 3
@@ -74,12 +75,25 @@ def test_the_page_shows_each_answer_with_its_evidence(client, bundle):
     for i, found in enumerate(explain(bundle, images, device="cpu")):
         shares = ["&lt;bee&gt; &amp; co" if name == CLASSES[1] else name for name in found.classes]
         bars = [f"{name} {p:.1%}<div" for name, p in zip(shares, found.probabilities, strict=True)]
-        places = [text.index(part, before) for part in [f'alt="&lt;{i}&gt;.png"', "what speaks for", *bars]]
+        heat = heated(found.pixels, found.map.repeat(4, axis=0).repeat(4, axis=1))
+        evidence = picture(heat, f"what speaks for {found.target}")
+        places = [text.index(part, before) for part in [f'alt="&lt;{i}&gt;.png"', evidence, *bars]]
         assert places == sorted(places)
         before = places[-1]
     assert text.count("data:image/png") == 6 and "by integrated gradients" in text
     assert "&lt;x&gt;.txt: no picture of a kind that Pillow knows" in text
     assert "<bee>" not in text and "<0>" not in text and "<script" not in text
+
+
+def test_a_name_that_is_not_utf8_costs_no_page(bundle):
+    client = TestClient(Service(bundle, name="caf\udce9", device="cpu").app)
+    assert "<h1>caf\\udce9</h1>" in client.get("/").text and client.get("/model").json()["name"] == "caf\\udce9"
+
+
+def test_large_models_are_explained_in_one_pass(bundle, monkeypatch):
+    monkeypatch.setattr(serve, "cheap_method", lambda config: "rollout")
+    client = TestClient(Service(bundle, name="x", device="cpu").app)
+    assert "by rollout." in client.post("/", files={"images": encoded(1)[0]}).text
 
 
 def test_the_page_alone_has_the_form_and_no_answers(client):
@@ -93,14 +107,15 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
 @pytest.mark.parametrize(
     ("path", "content", "status", "said"),
     [
-        ("/predict", b"no image", 400, "the image: no picture of a kind that Pillow knows"),
-        ("/predict", b"", 400, "the image: no picture of a kind that Pillow knows"),
+        ("/predict", b"no image", 400, UNKNOWN),
+        ("/predict", b"", 400, UNKNOWN),
+        ("/predict", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 400, UNKNOWN),
         ("/predict?top=0", b"", 400, "top is '0': give a number from 1"),
+        ("/predict?top=" + 5000 * "1", b"", 400, f"top is '{20 * '1'}': give a number from 1"),
         ("/predict?top=two", b"", 400, "top is 'two': give a number from 1"),
         ("/predict", iter([b"parts"]), 411, "the request does not say its length: send Content-Length"),
-        ("/", iter([b"parts"]), 411, "the request does not say its length: send Content-Length"),
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
-        ("/", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
+        ("/predict", b"x" * 100, 400, UNKNOWN),
         ("/elsewhere", b"", 404, "Not Found"),
         ("/model", b"", 405, "Method Not Allowed"),
     ],
@@ -111,29 +126,41 @@ def test_what_cannot_be_answered_is_refused_in_words(client, monkeypatch, path, 
     assert (answer.status_code, answer.json()) == (status, {"error": said})
 
 
-def test_a_form_has_its_limit(client):
+def test_people_are_refused_on_the_page(client, monkeypatch):
     files = [("images", (f"{i}.png", image)) for i, image in enumerate(encoded(MOST + 1))]
     assert client.post("/", files=files[:-1]).text.count("<li><div") == MOST
-    assert client.post("/", files=files).status_code == 400
+    many = client.post("/", files=files)
+    monkeypatch.setattr(serve, "LARGEST", 100)
+    large = client.post("/", files=files[:1])
+    assert (many.status_code, large.status_code) == (400, 413)
+    assert "Too many files. Maximum number of files is 12." in many.text and "send at most 100 at a time" in large.text
+    assert all('enctype="multipart/form-data"' in answer.text for answer in (many, large))
+    assert client.post("/", content=iter([b"parts"])).status_code == 411
+    assert client.put("/").json() == {"error": "Method Not Allowed"}
 
 
 def test_requests_are_answered_one_after_the_other(client, monkeypatch):
     inside, most = [], []
-    ask = serve.predict
 
-    def slow(*args, **options):
-        inside.append(threading.get_ident())
-        time.sleep(0.05)
-        most.append(len(inside))
-        inside.pop()
-        return ask(*args, **options)
+    def slowly(ask):
+        def slow(*args, **options):
+            inside.append(ask)
+            time.sleep(0.05)
+            most.append(len(inside))
+            inside.pop()
+            return ask(*args, **options)
 
-    monkeypatch.setattr(serve, "predict", slow)
+        return slow
+
+    for name in ("predict", "explain"):
+        monkeypatch.setattr(serve, name, slowly(getattr(serve, name)))
     images = encoded(4)
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda image: client.post("/predict", content=image).json(), images))
-    assert most == [1] * 4
-    assert answers == [client.post("/predict", content=image).json() for image in images]
+    requests = [lambda image=image: client.post("/predict", content=image).json() for image in images]
+    requests += [lambda image=image: client.post("/", files={"images": image}).text for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda request: request(), requests))
+    assert most == [1] * 8
+    assert answers == [request() for request in requests]
 
 
 def test_a_device_that_is_not_there_is_told_before_the_first_request(bundle):
@@ -141,30 +168,80 @@ def test_a_device_that_is_not_there_is_told_before_the_first_request(bundle):
         Service(bundle, name="x", device="cuda:7")
 
 
+def test_a_model_that_reads_no_pictures_is_not_served():
+    with pytest.raises(ValueError, match=r"^the model reads 4 channels: serve takes one of pictures, 1 or 3$"):
+        Service(tiny_bundle(channels=4), name="x")
+
+
+def test_a_long_list_of_classes_is_cut():
+    names = tuple(f"class {i}" for i in range(21))
+    lead = "It knows " + ", ".join(names[:20])
+    for known, end in ((names[:20], "."), (names, ", ...")):
+        text = TestClient(Service(tiny_bundle(classes=known), name="x", device="cpu").app).get("/").text
+        assert f'<p class="lead">{lead}{end}</p>' in text
+
+
 def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         code, out, err = vitreous("serve", str(tmp_path), "--port", str(port))
     assert (code, out) == (2, "")
-    assert err == f"vitreous: cannot listen at 127.0.0.1, port {port}: Address already in use; try another --port\n"
+    assert err == f"vitreous: cannot listen at 127.0.0.1, port {port}: Address already in use; use another --port\n"
 
 
-def test_a_missing_package_is_named_with_its_way_in(tmp_path, vitreous, monkeypatch):
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else 1)
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("", "the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine"),
+        ("192.0.2.1", "cannot listen at 192.0.2.1, port 0: Cannot assign requested address; use another --host"),
+    ],
+)
+def test_a_host_that_is_none_of_this_machine_is_told(tmp_path, vitreous, host, said):
+    code, _, err = vitreous("serve", str(tmp_path), "--host", host, "--port", "0")
+    assert (code, err) == (2, f"vitreous: {said}\n")
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn", "python_multipart"])
+def test_a_missing_package_is_named_with_its_way_in(tmp_path, vitreous, monkeypatch, package):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == package else 1)
     code, _, err = vitreous("serve", str(tmp_path))
-    assert (code, err) == (2, 'vitreous: serve needs uvicorn: pip install "vitreous[serve]"\n')
+    assert (code, err) == (2, f'vitreous: serve needs {package}: pip install "vitreous[serve]"\n')
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_the_command_answers_until_it_is_told_to_end(tmp_path, bundle, name):
-    bundle.save(tmp_path / "bundle")
-    command = [sys.executable, "-m", "vitreous", "serve", str(tmp_path / "bundle"), "--port", "0", "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        address = re.fullmatch(rf"(http://127\.0\.0\.1:\d+) answers by {tmp_path}/bundle; Ctrl-C ends it\n", line)[1]
-        with urllib.request.urlopen(f"{address}/predict", encoded(1)[0], timeout=60) as response:
-            answer = json.load(response)
-        process.send_signal(getattr(signal, name))
+@pytest.fixture
+def server(tmp_path, bundle):
+    """The command: its process, and where it listens."""
+    bundle.save(tmp_path)
+    command = [sys.executable, "-m", "vitreous", "serve", ".", "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            line = process.stdout.readline()
+            port = re.fullmatch(r"http://127\.0\.0\.1:(\d+) answers by \.; Ctrl-C ends it\n", line)[1]
+            yield process, ("127.0.0.1", int(port))
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_ends_the_command(server, tmp_path):
+    process, (host, port) = server
+    with urllib.request.urlopen(f"http://{host}:{port}/predict", encoded(1)[0], timeout=60) as response:
+        assert set(json.load(response)["classes"]) == set(CLASSES)
+    with urllib.request.urlopen(f"http://{host}:{port}/", timeout=60) as response:
+        assert f"<h1>{tmp_path.name}</h1>".encode() in response.read()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+
+
+def test_a_client_that_says_two_lengths_or_sends_but_half_holds_nothing_up(server):
+    process, address = server
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+    with socket.create_connection(address) as two, socket.create_connection(address) as half:
+        two.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert two.recv(20).startswith(b"HTTP/1.1 411 ")
+        half.sendall(head + b"\r\nhalf")
+        with socket.create_connection(address) as gone:
+            gone.sendall(head + b"\r\ngone")
+        time.sleep(0.2)
+        process.terminate()
         _, err = process.communicate(timeout=60)
-    assert np.isclose(sum(answer["probabilities"]), 1) and set(answer["classes"]) == set(CLASSES)
-    assert (process.returncode, err) == (0 if name == "SIGINT" else 143, "")
+    assert process.returncode == 143 and "ClientDisconnect" not in err

@@ -155,7 +155,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
     if isinstance(image, bytes | Image.Image):
         try:
-            return preprocess.fit_image(Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image)
+            return preprocess.fit_image(_opened(image) if isinstance(image, bytes) else image)
         except Exception as error:  # an opened file is decoded only here
             raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
@@ -164,6 +164,12 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
         kind = type(image).__name__
         raise TypeError(f"predict takes paths, bytes and PIL images, not {kind}: Image.fromarray makes one")
     return FileImages([image]).read([0], preprocess)[0]
+
+
+def _opened(content: bytes) -> Image.Image:
+    """The picture in the bytes of a file, which may have come from anyone."""
+    Image.init()  # else only some kinds are known yet
+    return Image.open(io.BytesIO(content), formats=[kind for kind in Image.OPEN if kind != "EPS"])  # a program to run
 
 
 def image_name(image: Asked) -> str:

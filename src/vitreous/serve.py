@@ -1,5 +1,6 @@
 """A trained model behind HTTP: a page for people, JSON for programs."""
 
+import errno
 import socket
 from html import escape
 from pathlib import Path
@@ -10,70 +11,72 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from vitreous.data.stores import BrokenImage, reason
+from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
-from vitreous.prediction import own_precision, predict
+from vitreous.prediction import predict
 from vitreous.report.layout import Section, gallery, lay_out, shot, tiles
 from vitreous.report.pictures import cheap_method, heated, picture
 from vitreous.weights import Bundle
 
-LARGEST = 32 << 20  # bytes of a request
+LARGEST = 32_000_000  # bytes of a request
 MOST = 12  # images of one form
+CONNECTIONS = 32  # at a time, each of which may hold a request; more are told to come back
 NAMED = 20  # classes that the page names
 FORM = f"""<form method="post" enctype="multipart/form-data">
-<label>Up to {MOST} images: <input type="file" name="images" accept="image/*" multiple required></label>
-<button>Ask the model</button></form>
+<label>Up to {MOST} images, {LARGEST // 10**6} MB in all:
+<input type="file" name="images" accept="image/*" multiple required></label> <button>Ask the model</button></form>
 <p class="note">The computer that serves this page answers, and keeps nothing of them.</p>
 <p class="note">A program gets JSON:</p><pre>curl --data-binary @photo.jpg $address</pre>"""
 FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 
 
 class Service:
-    """A model that answers one request after the other; `app` is what an ASGI server runs.
+    """A model that answers one request after the other, in float32; `app` is what an ASGI server runs.
 
-    run, device: as for `predict`, with its errors. name: of the model, for people.
+    run, device: as for `predict`, with its errors. name: of the model, for people. Raises ValueError for a model that
+    reads no pictures.
 
     - `GET /`: the page; `POST /`, its form: the page with the answers
     - `POST /predict?top=5`, the bytes of an image: {"classes": [...], "probabilities": [...]}, most likely first
     - `GET /model`: {"name", "class_names", "channels", "image_size", "parameters"}
 
-    What cannot be answered gets status 400, 411 or 413 and {"error": "..."}.
+    What cannot be answered gets a status from 400 on, with {"error": "..."}, or the page that says so.
     """
 
     def __init__(self, run: Path | str | Bundle, *, name: str, device: str = "auto"):
-        self.bundle, self.name, self.device, self.precision = Bundle.of(run), name, device, own_precision(run)
+        self.bundle, self.name, self.device = Bundle.of(run), as_text(name), device
         self.config = self.bundle.model.config
+        if self.config.channels not in (1, 3):
+            raise ValueError(f"the model reads {self.config.channels} channels: serve takes one of pictures, 1 or 3")
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a device that is not there is told now
-        self._alone = Lock()  # explaining leaves gradients in the model; and no two requests share the memory
+        self._alone = Lock()  # for explaining hooks into the model
         routes = [
-            Route("/", self._get_page, methods=["GET"]),
-            Route("/", self._post_page, methods=["POST"]),
+            Route("/", self._ask_page, methods=["GET", "POST"]),
             Route("/predict", self._post_image, methods=["POST"]),
             Route("/model", self._get_model, methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, ClientDisconnect: _gone})
 
-    async def _get_page(self, request: Request) -> HTMLResponse:
-        return self._page(request, [])
-
-    async def _post_page(self, request: Request) -> HTMLResponse:
+    async def _ask_page(self, request: Request) -> HTMLResponse:
+        if request.method != "POST":
+            return self._page(request)
         _check_length(request)
         async with request.form(max_files=MOST) as form:
             given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
             images = [(upload.filename or "an image", await upload.read()) for upload in given]
-        return await run_in_threadpool(self._page, request, images)
+        return self._page(request, await run_in_threadpool(self._explain, images))
 
     async def _post_image(self, request: Request) -> JSONResponse:
         _check_length(request)
         top = request.query_params.get("top", "5")
-        if not top.isdecimal() or int(top) < 1:
-            raise HTTPException(400, f"top is '{top}': give a number from 1")
+        if not top.isdecimal() or not 1 <= len(top.lstrip("0")) <= 9:
+            raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
         return await run_in_threadpool(self._answer, await request.body(), int(top))
 
     async def _get_model(self, request: Request) -> JSONResponse:
@@ -83,54 +86,71 @@ class Service:
     def _answer(self, image: bytes, top: int) -> JSONResponse:
         try:
             with self._alone:
-                (found,) = predict(self.bundle, image, top=top, device=self.device, precision=self.precision)
+                (found,) = predict(self.bundle, image, top=top, device=self.device, precision="float32")
         except BrokenImage as error:
             raise HTTPException(400, str(error)) from error
         return JSONResponse({"classes": found.classes, "probabilities": found.probabilities})
 
-    def _page(self, request: Request, images: list[tuple[str, bytes]]) -> HTMLResponse:
-        """The form, below the answers to what was sent by it: names and bytes of image files."""
+    def _explain(self, images: list[tuple[str, bytes]]) -> str:
+        """The answers to image files, given by name and content, as HTML."""
         shots, notes = [], ""
-        for file, content in images:
-            try:
-                with self._alone:
+        with self._alone:
+            for file, content in images:
+                try:
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
-                shots.append(_answered(found, file))
-            except BrokenImage as error:
-                notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
-        if shots:
-            text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}."
-            notes = f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}'
+                    shots.append(_answered(found, file))
+                except BrokenImage as error:
+                    notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
+        if not shots:
+            return notes
+        text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}."
+        return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}'
+
+    def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:
+        """The form, below the answers to what was sent by it."""
         names, facts = self.bundle.class_names, {"Classes": f"{self.config.num_classes:,}"}
         facts |= {"Parameters": f"{self.parameters:,}", "Image size": " x ".join(map(str, self.config.image_size))}
         form = FORM.replace("$address", escape(f"{request.base_url}predict"))
-        sections = [Section("answers", "Answers", notes)] if images else []
+        sections = [Section("answers", "Answers", answers)] if answers else []
         sections += [Section("ask", "Ask", form), Section("model", "The model", tiles(facts))]
         lead = f"It knows {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else '.'}"
-        return HTMLResponse(lay_out(kind="A model to ask", heading=self.name, lead=lead, sections=sections, foot=FOOT))
+        page = lay_out(kind="A model to ask", heading=self.name, lead=lead, sections=sections, foot=FOOT)
+        return HTMLResponse(page, status)
+
+    async def _refuse(self, request: Request, error: HTTPException) -> Response:
+        if request.url.path == "/" and error.status_code != 405:
+            return self._page(request, f"<p>{escape(error.detail)}</p>", error.status_code)
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections; port 0: any that is free. Raises ValueError where it cannot."""
+    if not host:
+        raise ValueError("the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         why = error.strerror.partition(" (")[0]  # Python adds host and port
-        raise ValueError(f"cannot listen at {host}, port {port}: {why}; try another --port") from error
+        option = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
+        raise ValueError(f"cannot listen at {host}, port {port}: {why}; use another --{option}") from error
 
 
 def serve(service: Service, listener: socket.socket) -> None:
-    """Answer what comes to the socket until the process is told to end: Ctrl-C raises KeyboardInterrupt."""
-    uvicorn.Server(uvicorn.Config(service.app, log_level="warning")).run(sockets=[listener])
+    """Answer what comes to the socket until the process is told to end: Ctrl-C raises KeyboardInterrupt.
+
+    What is under way then has three seconds to end.
+    """
+    options = {"log_level": "warning", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 3}
+    uvicorn.Server(uvicorn.Config(service.app, **options)).run(sockets=[listener])
 
 
-async def _refuse(request: Request, error: HTTPException) -> JSONResponse:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=400)  # for nobody
 
 
 def _check_length(request: Request) -> None:
     length = request.headers.get("content-length")
-    if length is None:
+    if length is None or "transfer-encoding" in request.headers:  # which would count instead
         raise HTTPException(411, "the request does not say its length: send Content-Length")
     if int(length) > LARGEST:
         raise HTTPException(413, f"{int(length):,} bytes: send at most {LARGEST:,} at a time")

@@ -108,7 +108,7 @@ def serve(
     from vitreous.serve import serve as answer
 
     with listen(host, port) as listener:
-        service = Service(asked_model(run, arch, revision), name=Path(run).name, device=device)
+        service = Service(asked_model(run, arch, revision), name=Path(run).resolve().name, device=device)
         at = f"[{host}]" if ":" in host else host
         print(f"http://{at}:{listener.getsockname()[1]} answers by {run}; Ctrl-C ends it", flush=True)
         with suppress(KeyboardInterrupt):
