@@ -1,12 +1,12 @@
-"""The work for a GPU, in parts that each keep to a few minutes and go on where they stopped.
+"""The benchmarks of a GPU, in parts that each keep to a few minutes and go on where they stopped.
 
     python benchmarks/gpu.py throughput                       # images/s and share of the peak, beside timm
     python benchmarks/gpu.py sweep cifar10 compile=true       # short runs, judged on 5,000 validation images
     python benchmarks/gpu.py final cifar10 --seed 0 --minutes 8
     python benchmarks/gpu.py time-to-94 --seeds 3 --minutes 8
 
-Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, what
-is to be taken home in --out, all of it in small files. `--toy` proves a part on a CPU, in seconds, on the digits.
+Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, the
+results, all of them small files, in --out. `--toy` proves a part on a CPU, in seconds, on the digits.
 """
 
 import argparse
@@ -72,7 +72,7 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--out", type=Path, help="for what is to be taken home [default: WORK/out]")
+    common.add_argument("--out", type=Path, help="for results [default: WORK/out]")
     common.add_argument("--work", type=Path, default=Path("runs/gpu"), help="for runs and notes [default: runs/gpu]")
     common.add_argument("--data", type=Path, help="folder with cifar10/ and the like [default: $VITREOUS_DATA]")
     common.add_argument("--minutes", type=float, default=8.0, help="after which nothing new is begun [default: 8]")

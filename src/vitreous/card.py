@@ -90,7 +90,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
-    probabilities = "Its probabilities were not calibrated."
+    probabilities = "No temperature is applied to its probabilities: no validation images spoke for one."
     if temperature != 1:
         probabilities = (
             f"Its probabilities are calibrated on the validation images alone (temperature {temperature:.3f})."

@@ -38,7 +38,7 @@ class Judged(NamedTuple):
     rows: np.ndarray
     """(N,), their rows in the split: all of them, but for images that cannot be read."""
     seconds: float
-    """That the answers took, the images being decoded."""
+    """That the answers took, from images that lay decoded; reading is part of it where they do not fit in memory."""
     name: str = ""
     """Of the split, where it is one of a set."""
 

@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import RunArgument
-
 
 def export(
-    run: RunArgument,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a folder with its model, or a shipped name.")],
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="onnx, pt2, int8, timm or huggingface.")],
     out: Annotated[Path | None, typer.Option(help="The folder to write \\[default: RUN/export/FORMAT].")] = None,
     preprocess_inside: Annotated[
@@ -19,7 +17,7 @@ def export(
         float | None, typer.Option(help="Largest difference of a logit; for int8 the share of images that top-1 loses.")
     ] = None,
 ) -> None:
-    """Write a trained model in another format, with the proof that it is the same function."""
+    """Write a trained model in another format, once it has been checked to give the same answers."""
     from vitreous.export import export_run
 
     folder, receipt = export_run(run, form, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance)

@@ -39,7 +39,7 @@ WEIGHTS = 1 << 26  # attention weights that one batch may keep: 256 MiB
 
 @dataclass(frozen=True)
 class Explanation:
-    """One image's answer and what it rests on. Maps are (rows, columns) of patches, >= 0 and summing to 1."""
+    """One image's answer and what it rests on. Maps are (rows, columns) of patches, >= 0, and sum to 1 or are 0."""
 
     image: str
     pixels: np.ndarray

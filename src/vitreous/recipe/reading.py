@@ -70,7 +70,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     if key in Recipe.model_fields and key not in keys():
         first = next(k for k in keys() if k.startswith(f"{key}."))
         raise ValueError(f"{key} is a section: set one of its keys, such as {first}")
-    if key != "model.size" and key not in keys():
+    if key not in keys():
         raise ValueError(f"unknown key '{key}'{nearest_key(key)}")
     try:
         value = yaml.load(text, _Loader)

@@ -19,7 +19,7 @@ from pydantic import (
 
 from vitreous.augment import Augment
 from vitreous.model.config import ViTConfig
-from vitreous.model.sizes import size
+from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
 
 
@@ -163,12 +163,16 @@ class Setting(NamedTuple):
     meaning: str
 
 
+SIZE = Setting("model.size", "B/16", tuple(SIZES), "Width, blocks, heads, MLP; behind a slash the patch size.")
+
+
 def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Setting]:
     """All that can be set, in the order of the sections."""
     found = []
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found += [SIZE] if kind is ViTConfig else []
             found += settings(kind, f"{prefix}{name}.")
         else:
             default = field.default if isinstance(field.default, str) else json.dumps(field.default)
@@ -201,7 +205,7 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def nearest_key(key: str) -> str:
     """A hint: the same name in another section, else the nearest in this one, else a near one, else this one's keys."""
-    known = [*keys(), "model.size"]
+    known = keys()
     section, _, name = key.rpartition(".")
     siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
     siblings = siblings or list(Recipe.model_fields)

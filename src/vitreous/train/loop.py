@@ -280,7 +280,7 @@ def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: start again, into another --out, "
-            "with a lower optim.learning_rate or optim.clip"
+            "with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
         )
 
 
