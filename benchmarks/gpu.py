@@ -12,12 +12,13 @@ results, all of them small files, in --out. `--toy` proves a part on a CPU, in s
 import argparse
 import functools
 import json
+import math
 import os
 import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from measure import interleaved, machine, now
-from peers import timm_model
+from peers import SHAPES, config_of, timm_model
 from ship import ship
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ from vitreous.card import read_history
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.device import autocast, compiled, pick_device, pick_precision
-from vitreous.files import first_line, write_json
+from vitreous.files import first_line, read_json, write_json
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.summary import summarise
 from vitreous.preprocess import Preprocess
@@ -53,19 +54,19 @@ RATES = [f"optim.muon_learning_rate={rate}" for rate in (0.01, 0.04)]
 ARMS = [  # what a sweep changes, one run each; the first one is the recipe as it is
     [],
     ["optim.muon_split_qkv=true"],
-    ["model.mlp_conv=true"],
-    ["augment.shrink=0.75"],
     ["optim.muon_patches=false"],
     ["data.crop_fraction=0.95"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
     *([f"optim.muon_weight_decay={decay}"] for decay in (0.05, 0.1)),
     *([f"optim.learning_rate={rate}"] for rate in (5e-4, 2e-3, 4e-3)),
-    ["optim.batch_size=256"],
     ["optim.ema=0.99"],  # higher ones act only in longer runs
-    ["model.drop_path=0.05"],
     ["augment.randaugment_ops=1"],
     ["optim.schedule=linear", "optim.final_rate=0"],
+    ["augment.shrink=0.75"],  # this one and what follows compile anew
+    ["model.mlp_conv=true"],
+    ["model.drop_path=0.05"],
+    ["optim.batch_size=256"],
 ]
 
 
@@ -121,26 +122,37 @@ def throughput(options: argparse.Namespace) -> None:
     device, precision = options.device, "float32" if options.toy else pick_precision("bf16", options.device)
     recipe = recipe_of("cifar10", [], options)
     recipe = recipe.resolve(image_size=(32, 32), channels=3, num_classes=10)
-    small, large = recipe.model, ViTConfig(size="B/16")
+    small, large = config_of(SHAPES["small"]), config_of(SHAPES["B/16"])
     batch, large_batch, effort = recipe.optim.batch_size, 256, (7, 10)
     if options.toy:
-        large, batch, large_batch, effort = ViTConfig(size="nano/16", image_size=64), 8, 2, (2, 1)
-    product = product_rate(device, precision, 256 if options.toy else 8192)
-    results: dict[str, Any] = {"machine": hardware(options), "precision": precision, "product_tflops": product}
-    file = options.out / "throughput.json"
-    write_json(file, results)  # as far as it is: a part that fails loses nothing
-    try:
-        results["loop_images_per_second"] = time_loop(recipe, 4 * batch if options.toy else 100 * batch, device)
-        print(f"the whole loop: {results['loop_images_per_second']:,.0f} images/s")
-        results["stages_ms"] = time_stages(recipe, batch, effort, device)
-        print("; ".join(f"{name} {ms:.2f} ms" for name, ms in results["stages_ms"].items()))
-    except (RuntimeError, ValueError) as error:  # what does not compile here
-        print(f"the loop and its stages are left out: {first_line(error)}")
-    write_json(file, results)
-    results["models"] = []
-    for name, config, size in (("recipe", small, batch), ("B/16", large, large_batch)):
-        results["models"] += time_models(name, config, size, precision, effort, product, options)
+        small, large = (ViTConfig(size="nano/16", image_size=side) for side in (32, 64))
+        batch, large_batch, effort = 8, 2, (2, 1)
+    file = options.work / "throughput.json"
+    results: dict[str, Any] = read_json(file) if file.exists() else {"machine": hardware(options), "models": []}
+
+    def keep() -> None:  # as far as it is: a part that fails loses nothing
         write_json(file, results)
+        shutil.copyfile(file, options.out / file.name)
+
+    if "product_tflops" not in results:
+        product = product_rate(device, precision, 256 if options.toy else 8192)
+        results |= {"precision": precision, "product_tflops": product}
+        keep()
+    if "stages_ms" not in results:
+        try:
+            results["loop_images_per_second"] = time_loop(recipe, 4 * batch if options.toy else 100 * batch, device)
+            print(f"the whole loop: {results['loop_images_per_second']:,.0f} images/s")
+            results["stages_ms"] = time_stages(recipe, batch, effort, device)
+            print("; ".join(f"{name} {ms:.2f} ms" for name, ms in results["stages_ms"].items()))
+        except (RuntimeError, ValueError) as error:  # what does not compile here
+            print(f"the loop and its stages are left out: {first_line(error)}")
+        keep()
+    for name, config, size in (("recipe", recipe.model, batch), ("small", small, batch), ("B/16", large, large_batch)):
+        done = [row["form"] for row in results["models"] if row["name"] == name]
+        for row in time_models(name, config, size, effort, results, done, options):
+            results["models"].append(row)
+            keep()
+    keep()
 
 
 def product_rate(device: torch.device, precision: str, side: int) -> float:
@@ -155,24 +167,28 @@ def time_models(
     name: str,
     config: ViTConfig,
     batch: int,
-    precision: str,
     effort: tuple[int, int],
-    product: float,
+    results: dict[str, Any],
+    done: list[str],
     options: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's.
+) -> Iterator[dict[str, Any]]:
+    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's of a plain ViT.
 
-    effort: rounds, and calls in each. product: TFLOP/s of a plain product.
+    effort: rounds, and calls in each. results: with the rate of a plain product. done: the forms that are left out.
     """
-    device = options.device
+    device, precision, product = options.device, results["precision"], results["product_tflops"]
     forget_compiled(device)
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
     labels = torch.randint(config.num_classes, (batch,), device=device)
-    flops, rows = summarise(config).flops, []
+    flops = summarise(config).flops
     forms = {"ours, compiled": True, "ours": False, "timm": False, "ours, CUDA graphs": "reduce-overhead"}
     if options.toy:
         forms = {"ours": False, "timm": False}
+    if name == "recipe":
+        del forms["timm"]  # whose model has nothing of the recipe's but its blocks
     for form, choice in forms.items():
+        if form in done:
+            continue
         if time.monotonic() > options.deadline:
             print(f"the time is over before {name} {form}")
             break
@@ -194,13 +210,12 @@ def time_models(
         row["tflops"] = row["training_images_per_second"] * 3 * flops / 1e12  # backward: twice the forward
         row["share_of_product"] = row["tflops"] / product
         row["mfu"] = row["tflops"] / options.peak if options.peak else None
-        rows.append(row)
         print(
             f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s, "
             f"{row['share_of_product']:.1%} of a plain product; "
             f"inference {row['inference_images_per_second']:,.0f} images/s; first step {row['first_step']:.1f} s"
         )
-    return rows
+        yield row
 
 
 def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
@@ -305,12 +320,17 @@ def recipe_of(name: str, overrides: list[str], options: argparse.Namespace) -> R
     return read_recipe(name, [*overrides, *TOY] if options.toy else overrides)
 
 
-def startup_seconds(run: Run) -> float | None:
-    """What the first pass took longer than the median one: compiling and warming up. None for less than 3 passes."""
-    seconds = [row["seconds"] for row in read_history(run.folder)]
-    if len(seconds) < 3:
+def startup_seconds(run: Run, recipe: Recipe) -> float | None:
+    """What passes took longer than the median one of their image size: compiling and warming up.
+
+    None where there are less than 3 passes of a size.
+    """
+    seconds = np.diff([0.0, *(row["seconds"] for row in read_history(run.folder))])
+    small = math.ceil(recipe.epochs * recipe.augment.shrink_until) if recipe.augment.shrink < 1 else 0
+    sizes = [part for part in (seconds[:small], seconds[small:]) if len(part)]
+    if min(map(len, sizes)) < 3:
         return None
-    return max(seconds[0] - statistics.median(np.diff(seconds).tolist()), 0.0)
+    return max(float(sum(part.sum() - len(part) * np.median(part) for part in sizes)), 0.0)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -330,7 +350,7 @@ def sweep(options: argparse.Namespace) -> None:
     arms = [arm.split() for arm in options.arm] if options.arm else ARMS
     arms = arms[:3] if options.toy and not options.arm else arms
     data: dict[str, ImageSet] = {}
-    longest, before = 0.0, None
+    latest, before = 0.0, None
     for arm in arms:
         changes = [
             *options.overrides,
@@ -342,7 +362,7 @@ def sweep(options: argparse.Namespace) -> None:
         key = {"recipe": options.recipe, "changes": changes}
         if any(line["recipe"] == options.recipe and line["changes"] == changes for line in read_lines(file)):
             continue
-        if time.monotonic() + longest > options.deadline:
+        if time.monotonic() + latest > options.deadline:
             print(f"the time is over before {' '.join(arm)}: go on by the same command")
             break
         recipe, start = recipe_of(options.recipe, changes, options), time.monotonic()
@@ -353,14 +373,20 @@ def sweep(options: argparse.Namespace) -> None:
             forget_compiled(options.device)  # else what is compiled serves on
         before = (recipe.model, recipe.optim.batch_size)
         with TemporaryDirectory(dir=options.work) as scratch:
-            run = fit(recipe, data[source], out=scratch, device=str(options.device), pictures=False)
+            try:
+                run = fit(recipe, data[source], out=scratch, device=str(options.device), pictures=False)
+            except (FloatingPointError, RuntimeError) as error:  # that does not end the others
+                note(file, key | {"error": first_line(error)}, options.out)
+                print(f"fails   {' '.join(arm)}: {first_line(error)}")
+                continue
             if run.results is None:  # Ctrl-C
                 break
-            line = key | {name: run.results[name] for name in ("params", "train_seconds", "images_per_second")}
+            startup = startup_seconds(run, recipe)
+            line = key | {"params": run.results["params"], "startup_seconds": startup}
+            line["train_seconds"] = run.results["train_seconds"] - (startup or 0.0)
             line |= {"val_top1": run.results["val"]["top1"], "val_loss": run.results["val"]["loss"]}
-            line["startup_seconds"] = startup_seconds(run)
         note(file, line, options.out)
-        longest = max(longest, time.monotonic() - start)
+        latest = time.monotonic() - start
         print(f"{line['val_top1']:.2%}  {' '.join(arm) or 'the recipe'}  {line['train_seconds']:.0f} s")
     else:
         print(f"all {len(arms)} runs are done: {file}")
@@ -403,13 +429,13 @@ def final(options: argparse.Namespace) -> None:
 def time_to(options: argparse.Namespace) -> None:
     """Seconds that the recipe cifar10-94 takes to the end, over several seeds, and whether their mean is 94%."""
     file = options.work / "time-to-94.jsonl"
-    longest = 0.0
+    latest = 0.0
     forget_compiled(options.device)
     for seed in range(options.seeds):
         key = {"changes": options.overrides, "seed": seed}
         if any({name: line[name] for name in key} == key for line in read_lines(file)):
             continue
-        if time.monotonic() + longest > options.deadline:
+        if time.monotonic() + latest > options.deadline:
             print(f"the time is over before seed {seed}: go on by the same command")
             break
         recipe, start = recipe_of("cifar10-94", [*options.overrides, f"seed={seed}"], options), time.monotonic()
@@ -417,11 +443,11 @@ def time_to(options: argparse.Namespace) -> None:
             run = fit(recipe, out=scratch, device=str(options.device), pictures=False)
             if run.results is None:  # Ctrl-C
                 break
-            startup = startup_seconds(run) or 0.0
+            startup = startup_seconds(run, recipe) or 0.0
             line = key | {"top1": run.results["test"]["top1"], "epochs": run.results["epochs"]}
             line |= {"seconds": run.results["train_seconds"] - startup, "startup_seconds": startup}
         note(file, line, options.out)
-        longest = max(longest, time.monotonic() - start)
+        latest = time.monotonic() - start
     lines = [line for line in read_lines(file) if line["changes"] == options.overrides]
     if lines:
         top1, seconds = ([line[name] for line in lines] for name in ("top1", "seconds"))

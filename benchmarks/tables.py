@@ -38,7 +38,8 @@ def headline(results: dict[str, dict]) -> str:
         f"From scratch, without other data, in an hour on two CPU cores: **{ten} on CIFAR-10 and {hundred} on "
         "CIFAR-100** with AMX, the matrix units that Intel's server processors have since 2023. On two without units "
         f"for bf16: {without[0]} on CIFAR-10 in an hour, {without[1]} on CIFAR-100 in half of one (all n = 1). The "
-        f"best of the experiments that this grew out of report {reported}: [docs/reproductions.md](docs/reproductions.md)."
+        f"best of the experiments that this grew out of report {reported}: "
+        "[docs/reproductions.md](docs/reproductions.md)."
     )
 
 

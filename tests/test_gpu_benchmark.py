@@ -1,6 +1,7 @@
 """benchmarks/gpu.py on a CPU at toy size: every part leaves its figures, and goes on where it stopped."""
 
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -54,12 +55,22 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
     out = part("throughput", "--peak", "0.5")
     content = json.loads((out / "throughput.json").read_text())
     ours = [row for row in content["models"] if row["form"] == "ours"]
-    assert [row["name"] for row in ours] == ["recipe", "B/16"]
+    assert [row["name"] for row in ours] == ["recipe", "small", "B/16"]
+    theirs = [row for row in content["models"] if row["form"] == "timm"]
+    assert [row["name"] for row in theirs] in (["small", "B/16"], [])  # where timm is installed
     for row in content["models"]:
         assert row["training_images_per_second"] > 0 and row["inference_images_per_second"] > 0
         assert row["mfu"] == pytest.approx(row["training_images_per_second"] * 3 * row["flops"] / 0.5e12)
     assert {"Muon", "Muon, torch's", "average", "clip"} < content["stages_ms"].keys()
     assert min(content["stages_ms"].values()) > 0 and content["loop_images_per_second"] > 0
+
+    record = out.parent / "throughput.json"
+    content["models"] = [row for row in content["models"] if row["name"] != "small"]
+    record.write_text(json.dumps(content))
+    part("throughput", "--peak", "0.5", refuse=True)
+    again = json.loads((out / "throughput.json").read_text())
+    assert [row for row in again["models"] if row["name"] != "small"] == content["models"]
+    assert next(row["form"] for row in again["models"] if row["name"] == "small") == "ours"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -114,9 +125,29 @@ def test_the_time_to_94_is_that_of_several_seeds_without_their_start_up(part):
     part("time-to-94", "--seeds", "2", refuse=True)
 
 
-def test_start_up_is_what_the_first_pass_took_longer(gpu, tmp_path):
-    rows = ["epoch,seconds", "1,30.0", "2,32.0", "3,35.0", "4,37.0"]
-    (tmp_path / "metrics.csv").write_text("\n".join(rows))
-    assert gpu.startup_seconds(gpu.Run(tmp_path)) == 28
-    (tmp_path / "metrics.csv").write_text("\n".join(rows[:3]))
-    assert gpu.startup_seconds(gpu.Run(tmp_path)) is None
+def test_an_arm_that_fails_is_noted_and_ends_no_other(part, gpu, monkeypatch):
+    fit = gpu.fit
+
+    def fail(recipe, *args, **options):
+        if recipe.optim.clip == 3:
+            raise FloatingPointError("the loss is nan")
+        return fit(recipe, *args, **options)
+
+    monkeypatch.setattr(gpu, "fit", fail)
+    words = ["sweep", "cifar10", "--arm", "optim.clip=3", "--arm", "optim.clip=4"]
+    failed, done = lines_of(part(*words) / "sweep.jsonl")
+    assert failed["error"] == "the loss is nan" and failed["changes"][-1] == "optim.clip=3"
+    assert done["changes"][-1] == "optim.clip=4" and "val_top1" in done
+    part(*words, refuse=True)
+
+
+def test_start_up_is_what_passes_took_longer_than_others_of_their_image_size(gpu, tmp_path):
+    def found(seconds, **augment):
+        rows = [f"{i},{second}" for i, second in enumerate(itertools.accumulate(seconds), start=1)]
+        (tmp_path / "metrics.csv").write_text("\n".join(["epoch,seconds", *rows]))
+        recipe = read_recipe("cifar10", [f"epochs={len(seconds)}", *(f"augment.{k}={v}" for k, v in augment.items())])
+        return gpu.startup_seconds(gpu.Run(tmp_path), recipe)
+
+    assert found([30.0, 2.0, 2.5, 1.5, 2.0]) == 28
+    assert found([30.0, 2.0, 2.0, 22.0, 4.0, 4.0, 4.0], shrink=0.75, shrink_until=0.42) == 28 + 18
+    assert found([30.0, 2.0]) is None and found([30.0, 2.0, 2.0, 4.0, 4.0], shrink=0.75, shrink_until=0.6) is None
