@@ -529,6 +529,21 @@ def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, monke
     assert [row["seconds"] for row in metrics_rows(run.folder)] == ["4.0", "8.0", "10.0"]
 
 
+def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "compiled", lambda model, *_: lambda images: model(images))
+
+    def slow_first(state, loss):
+        clock.now += 5 if state.seen == 8 else 1
+
+    rates = []
+    monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
+    recipe = tiny_recipe(epochs=1000, time_limit="10s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
+    assert trained(recipe, tiny_set(), on_step=slow_first).results["train_seconds"] == 10
+    assert rates == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2], abs=1e-3)
+
+
 def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)

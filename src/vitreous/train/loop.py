@@ -122,6 +122,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
+    compiling, cold = 0.0, call is not model  # the seconds of the first step, in which little is learnt
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
@@ -136,7 +137,7 @@ def train_loop(
 
         for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
-            progress = max(done / total, min(spent / deadline, 1))
+            progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
             bare.read_size(tuple(images.shape[2:]))
@@ -160,6 +161,8 @@ def train_loop(
             stop, unsaved, unsaid, spent = engine.max(
                 hooks.stop_requested(), now - last_save, now - last_report, now - begun
             )
+            if cold:
+                compiling, cold = spent - state.total_seconds, False
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits until the device has done this step
