@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -163,6 +164,26 @@ def test_pictures_of_any_size_and_kind_are_fitted(bundle):
         Image.new("1", (8, 8)),
     ]
     assert len(ask(bundle, pictures)) == 4
+
+
+def test_files_are_read_by_several_threads_and_pictures_by_this_one(bundle, files, monkeypatch):
+    read, together = prediction.read_image, threading.Barrier(2)
+    readers = []
+
+    def record(image, preprocess):
+        readers.append(threading.get_ident())
+        if isinstance(image, bytes):
+            together.wait(timeout=60)  # for another one
+        return read(image, preprocess)
+
+    monkeypatch.setattr(prediction, "read_image", record)
+    expected = ask(bundle, files[:2])
+    content = [file.read_bytes() for file in files[:2]]
+    assert [answer[1:] for answer in ask(bundle, content)] == [answer[1:] for answer in expected]
+    readers.clear()
+    picture = Image.open(files[0])
+    assert [answer[1:] for answer in ask(bundle, [picture, picture])] == 2 * [expected[0][1:]]
+    assert set(readers) == {threading.get_ident()}
 
 
 def test_answers_come_as_the_images_do(bundle, files):

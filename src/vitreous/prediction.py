@@ -3,7 +3,9 @@
 import io
 import json
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -106,11 +108,8 @@ def predict(
     model = bundle.model.to(where)
 
     def answers() -> Iterator[Prediction]:
-        readable = read_images(images, bundle.preprocess, broken)
-        while part := list(islice(readable, batch_size)):
-            names, pixels = zip(*part, strict=True)
-            batch = torch.from_numpy(np.stack(pixels)).to(where)
-            logits = forward(model, batch, bundle.preprocess, precision)
+        for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size):
+            logits = forward(model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision)
             values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
@@ -134,21 +133,43 @@ def images_at_once(config: ViTConfig) -> int:
     return max(min(AT_ONCE, TOKENS // config.tokens), 1)
 
 
-def read_images(
+def read_batches(
     images: Iterable[Asked] | Asked,
     preprocess: Preprocess,
     broken: list[BrokenImage] | None,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and pixels, uint8 (C, H, W) of the model's size, of each image, or of the one; broken as for `predict`."""
-    for image in [images] if isinstance(images, Asked) else images:
-        try:
-            pixels = read_image(image, preprocess)
-        except BrokenImage as error:
-            if broken is None:
-                raise
-            broken.append(error)
-        else:
-            yield image_name(image), pixels
+    batch_size: int,
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Names and pixels, uint8 (B, C, H, W) of the model's size, of images or of the one; broken as for `predict`.
+
+    The files of a batch are read by several threads.
+    """
+    waiting = iter([images] if isinstance(images, Asked) else images)
+    pool = ThreadPoolExecutor()
+    try:
+        while part := list(islice(waiting, batch_size)):
+            # a picture that is given twice must not be read by two threads
+            files = all(isinstance(image, Path | str | bytes) for image in part)
+            read = (pool.map if files else map)(partial(_tried, preprocess=preprocess), part)
+            names, pixels = [], []
+            for image, found in zip(part, read, strict=True):
+                if not isinstance(found, BrokenImage):
+                    names.append(image_name(image))
+                    pixels.append(found)
+                elif broken is None:
+                    raise found
+                else:
+                    broken.append(found)
+            if names:
+                yield names, np.stack(pixels)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _tried(image: Asked, preprocess: Preprocess) -> np.ndarray | BrokenImage:
+    try:
+        return read_image(image, preprocess)
+    except BrokenImage as error:
+        return error
 
 
 def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:

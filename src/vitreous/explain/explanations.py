@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from vitreous.explain.methods import (
 )
 from vitreous.files import check_free, write_json
 from vitreous.model import ViTConfig
-from vitreous.prediction import Asked, read_images
+from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle
 
 TOP = 5
@@ -105,10 +104,8 @@ def explain(
     bundle.model.to(where).eval()
 
     def answers() -> Iterator[Explanation]:
-        readable = read_images(images, bundle.preprocess, broken)
-        while part := list(islice(readable, batch_size(bundle.model.config))):
-            names, pixels = zip(*part, strict=True)
-            yield from _explain_batch(bundle, names, np.stack(pixels), where, method, chosen, layer, head, curves)
+        for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size(bundle.model.config)):
+            yield from _explain_batch(bundle, names, pixels, where, method, chosen, layer, head, curves)
 
     return answers()
 
