@@ -12,7 +12,6 @@ results, all of them small files, in --out. `--toy` proves a part on a CPU, in s
 import argparse
 import functools
 import json
-import math
 import os
 import shutil
 import signal
@@ -129,8 +128,12 @@ def throughput(options: argparse.Namespace) -> None:
         batch, large_batch, effort = 8, 2, (2, 1)
     file = options.work / "throughput.json"
     results: dict[str, Any] = read_json(file) if file.exists() else {"machine": hardware(options), "models": []}
+    if results["machine"]["device"] != hardware(options)["device"]:
+        raise ValueError(f"{file} has figures of {results['machine']['device']}: give another --work")
 
     def keep() -> None:  # as far as it is: a part that fails loses nothing
+        for row in results["models"]:
+            row["mfu"] = row["tflops"] / options.peak if options.peak else None
         write_json(file, results)
         shutil.copyfile(file, options.out / file.name)
 
@@ -138,14 +141,16 @@ def throughput(options: argparse.Namespace) -> None:
         product = product_rate(device, precision, 256 if options.toy else 8192)
         results |= {"precision": precision, "product_tflops": product}
         keep()
-    if "stages_ms" not in results:
+    loop = functools.partial(time_loop, recipe, 4 * batch if options.toy else 100 * batch, device)
+    stages = functools.partial(time_stages, recipe, batch, effort, device)
+    for name, measure in {"loop_images_per_second": loop, "stages_ms": stages}.items():
+        if name in results or time.monotonic() > options.deadline:
+            continue
         try:
-            results["loop_images_per_second"] = time_loop(recipe, 4 * batch if options.toy else 100 * batch, device)
-            print(f"the whole loop: {results['loop_images_per_second']:,.0f} images/s")
-            results["stages_ms"] = time_stages(recipe, batch, effort, device)
-            print("; ".join(f"{name} {ms:.2f} ms" for name, ms in results["stages_ms"].items()))
+            results[name] = measure()
+            print(f"{name}: {results[name]}")
         except (RuntimeError, ValueError) as error:  # what does not compile here
-            print(f"the loop and its stages are left out: {first_line(error)}")
+            print(f"{name} is left out: {first_line(error)}")
         keep()
     for name, config, size in (("recipe", recipe.model, batch), ("small", small, batch), ("B/16", large, large_batch)):
         done = [row["form"] for row in results["models"] if row["name"] == name]
@@ -209,7 +214,6 @@ def time_models(
             continue
         row["tflops"] = row["training_images_per_second"] * 3 * flops / 1e12  # backward: twice the forward
         row["share_of_product"] = row["tflops"] / product
-        row["mfu"] = row["tflops"] / options.peak if options.peak else None
         print(
             f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s, "
             f"{row['share_of_product']:.1%} of a plain product; "
@@ -321,16 +325,16 @@ def recipe_of(name: str, overrides: list[str], options: argparse.Namespace) -> R
 
 
 def startup_seconds(run: Run, recipe: Recipe) -> float | None:
-    """What passes took longer than the median one of their image size: compiling and warming up.
+    """What the first pass of each image size took longer than their median one: compiling and warming up.
 
     None where there are less than 3 passes of a size.
     """
     seconds = np.diff([0.0, *(row["seconds"] for row in read_history(run.folder))])
-    small = math.ceil(recipe.epochs * recipe.augment.shrink_until) if recipe.augment.shrink < 1 else 0
+    small = int(recipe.epochs * recipe.augment.shrink_until + 1e-9) if recipe.augment.shrink < 1 else 0
     sizes = [part for part in (seconds[:small], seconds[small:]) if len(part)]
     if min(map(len, sizes)) < 3:
         return None
-    return max(float(sum(part.sum() - len(part) * np.median(part) for part in sizes)), 0.0)
+    return max(float(sum(part[0] - np.median(part) for part in sizes)), 0.0)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -375,7 +379,7 @@ def sweep(options: argparse.Namespace) -> None:
         with TemporaryDirectory(dir=options.work) as scratch:
             try:
                 run = fit(recipe, data[source], out=scratch, device=str(options.device), pictures=False)
-            except (FloatingPointError, RuntimeError) as error:  # that does not end the others
+            except (FloatingPointError, torch.OutOfMemoryError) as error:  # as it would again
                 note(file, key | {"error": first_line(error)}, options.out)
                 print(f"fails   {' '.join(arm)}: {first_line(error)}")
                 continue
@@ -443,7 +447,9 @@ def time_to(options: argparse.Namespace) -> None:
             run = fit(recipe, out=scratch, device=str(options.device), pictures=False)
             if run.results is None:  # Ctrl-C
                 break
-            startup = startup_seconds(run, recipe) or 0.0
+            startup = startup_seconds(run, recipe)
+            if startup is None:
+                raise ValueError(f"{run.results['epochs']} passes are too few to tell compiling from training")
             line = key | {"top1": run.results["test"]["top1"], "epochs": run.results["epochs"]}
             line |= {"seconds": run.results["train_seconds"] - startup, "startup_seconds": startup}
         note(file, line, options.out)

@@ -1,10 +1,13 @@
 """Answers: one for each image, in order, the same in any batch; what cannot be read is named."""
 
 import csv
+import gc
 import io
 import json
 import threading
+import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,7 +123,8 @@ def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_
     images = [files[0], bad, files[1], files[2], missing, files[3]]
     broken = []
     found = ask(bundle, images, batch_size=2, broken=broken)
-    assert found == ask(bundle, files[:4], batch_size=2)
+    expected = ask(bundle, files[:4], batch_size=2)
+    assert [(answer.image, answer.classes) for answer in found] == [answer[:2] for answer in expected]
     assert [type(error) for error in broken] == [BrokenImage, BrokenImage]
     assert str(broken[0]) == f"{bad}: no picture of a kind that Pillow knows"
     assert str(broken[1]) == f"{missing}: No such file or directory"
@@ -172,18 +176,35 @@ def test_files_are_read_by_several_threads_and_pictures_by_this_one(bundle, file
 
     def record(image, preprocess):
         readers.append(threading.get_ident())
-        if isinstance(image, bytes):
+        if isinstance(image, bytes | Path):
             together.wait(timeout=60)  # for another one
         return read(image, preprocess)
 
     monkeypatch.setattr(prediction, "read_image", record)
     expected = ask(bundle, files[:2])
+    assert len(set(readers)) == 2 and threading.get_ident() not in readers
     content = [file.read_bytes() for file in files[:2]]
     assert [answer[1:] for answer in ask(bundle, content)] == [answer[1:] for answer in expected]
     readers.clear()
     picture = Image.open(files[0])
-    assert [answer[1:] for answer in ask(bundle, [picture, picture])] == 2 * [expected[0][1:]]
-    assert set(readers) == {threading.get_ident()}
+    asked = [picture, files[0], picture, files[1]]
+    assert [answer[1:] for answer in ask(bundle, asked)] == [expected[i][1:] for i in (0, 0, 0, 1)]
+    assert readers.count(threading.get_ident()) == 2 and len(readers) == 4
+
+
+def test_a_picture_is_let_go_once_it_is_read(bundle, files):
+    alive = weakref.WeakSet()
+
+    def pictures():
+        for file in files[:6]:
+            picture = Image.open(io.BytesIO(file.read_bytes()))
+            alive.add(picture)
+            yield picture
+            del picture
+            gc.collect()
+            assert len(alive) <= 1  # the one just read
+
+    assert len(ask(bundle, pictures(), batch_size=6)) == 6
 
 
 def test_answers_come_as_the_images_do(bundle, files):

@@ -90,6 +90,7 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
         ("model: {image_size: 30}", "image size 30 is not divisible by patch size 16: use 16 or 32"),
         ("model: {patch_size: x}", "model.patch_size.0 is 'x': input should be a valid integer"),
         ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
+        ("model: {size: true}", "unknown model size 'True': use one of Ti, S, B"),
         ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set flip to 0.5"),
         ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known are name, learning_rate, weight_decay, "),
         ("data: {group: '('}", "group '(' is no regular expression: missing )"),

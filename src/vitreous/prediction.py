@@ -2,10 +2,10 @@
 
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -141,35 +141,36 @@ def read_batches(
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Names and pixels, uint8 (B, C, H, W) of the model's size, of images or of the one; broken as for `predict`.
 
-    The files of a batch are read by several threads.
+    Files are read by several threads, and pictures by this one: the same may be given twice.
     """
-    waiting = iter([images] if isinstance(images, Asked) else images)
-    pool = ThreadPoolExecutor()
+    Image.init()  # threads that find out together what Pillow reads may find less
+    pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if isinstance(images, Asked) else images)
+
+    def begin(image: Asked) -> Future:
+        if isinstance(image, Path | str | bytes):
+            return pool.submit(read_image, image, preprocess)
+        done: Future = Future()
+        try:
+            done.set_result(read_image(image, preprocess))
+        except BrokenImage as error:
+            done.set_exception(error)
+        return done
+
     try:
-        while part := list(islice(waiting, batch_size)):
-            # a picture that is given twice must not be read by two threads
-            files = all(isinstance(image, Path | str | bytes) for image in part)
-            read = (pool.map if files else map)(partial(_tried, preprocess=preprocess), part)
+        while part := [(image_name(image), begin(image)) for image in islice(waiting, batch_size)]:
             names, pixels = [], []
-            for image, found in zip(part, read, strict=True):
-                if not isinstance(found, BrokenImage):
-                    names.append(image_name(image))
-                    pixels.append(found)
-                elif broken is None:
-                    raise found
-                else:
-                    broken.append(found)
+            for name, reading in part:
+                try:
+                    pixels.append(reading.result())
+                    names.append(name)
+                except BrokenImage as error:
+                    if broken is None:
+                        raise
+                    broken.append(error)
             if names:
                 yield names, np.stack(pixels)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _tried(image: Asked, preprocess: Preprocess) -> np.ndarray | BrokenImage:
-    try:
-        return read_image(image, preprocess)
-    except BrokenImage as error:
-        return error
 
 
 def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:

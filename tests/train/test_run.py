@@ -543,6 +543,17 @@ def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, monkeypatc
     assert trained(recipe, tiny_set(), on_step=slow_first).results["train_seconds"] == 10
     assert rates == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2], abs=1e-3)
 
+    def stop_in_the_sixth(state, loss):
+        clock.now += 1
+        if state.seen == 6 * 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    recipe = recipe.model_copy(update={"seed": 1, "time_limit": 12.0})
+    trained(recipe, tiny_set(), name="resumed", on_step=stop_in_the_sixth)
+    rates.clear()
+    trained(recipe, tiny_set(), name="resumed", on_step=clock.tick, resume=True)
+    assert rates[:3] == pytest.approx([1 - 6 / 12, 1 - 6 / 11, 1 - 7 / 11], abs=1e-3)
+
 
 def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, monkeypatch):
     clock = Clock()

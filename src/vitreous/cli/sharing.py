@@ -17,7 +17,7 @@ def export(
         float | None, typer.Option(help="Largest difference of a logit; for int8 the share of images that top-1 loses.")
     ] = None,
 ) -> None:
-    """Write a trained model in another format, once it has been checked to give the same answers."""
+    """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
 
     folder, receipt = export_run(run, form, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance)

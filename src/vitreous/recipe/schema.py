@@ -172,7 +172,8 @@ def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Settin
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found += [SIZE] if kind is ViTConfig else []
+            if kind is ViTConfig:
+                found.append(SIZE)
             found += settings(kind, f"{prefix}{name}.")
         else:
             default = field.default if isinstance(field.default, str) else json.dumps(field.default)

@@ -122,7 +122,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    compiling, cold = 0.0, call is not model  # the seconds of the first step, in which little is learnt
+    compiling, cold = 0.0, call is not model  # seconds of the first step here, in which little is learnt
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
