@@ -39,8 +39,8 @@ def headline(results: dict[str, dict]) -> str:
         f"From scratch, without other data, in an hour on two CPU cores: **{ten} on CIFAR-10 and {hundred} on "
         f"CIFAR-100**, and **{100 * long['top1_mean']:.2f}% on CIFAR-10** in two, with AMX, the matrix units that "
         f"Intel's server processors have since 2023. On two without units for bf16: {without[0]} on CIFAR-10 in an "
-        f"hour, {without[1]} on CIFAR-100 in half of one (all n = 1). The best of the experiments that this grew out of "
-        f"report {reported}: [docs/reproductions.md](docs/reproductions.md)."
+        f"hour, {without[1]} on CIFAR-100 in half of one (all n = 1). The best of the experiments that this grew out "
+        f"of report {reported}: [docs/reproductions.md](docs/reproductions.md)."
     )
 
 
