@@ -67,11 +67,25 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
     record = out.parent / "throughput.json"
     assert part("throughput", "--peak", "1", refuse=True) and json.loads(record.read_text())["models"][0]["mfu"] < 1
     content["models"] = [row for row in content["models"] if row["name"] != "small"]
+    content["product_tflops"] = 123.0
     record.write_text(json.dumps(content))
     part("throughput", "--peak", "0.5", refuse=True)
     again = json.loads((out / "throughput.json").read_text())
+    assert again["product_tflops"] == 123.0
     assert [row for row in again["models"] if row["name"] != "small"] == content["models"]
     assert next(row["form"] for row in again["models"] if row["name"] == "small") == "ours"
+
+
+def test_throughput_of_another_machine_is_not_mixed_in(part, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "throughput.json").write_text(json.dumps({"machine": {"device": "H100"}, "models": []}))
+    with pytest.raises(ValueError, match=r"has figures of H100: give another --work$"):
+        part("throughput", refuse=True)
+
+
+def test_throughput_begins_nothing_after_its_time(part):
+    content = json.loads((part("throughput", "--minutes", "0", refuse=True) / "throughput.json").read_text())
+    assert content["models"] == [] and content.keys() == {"machine", "models", "precision", "product_tflops"}
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -91,9 +91,11 @@ def test_a_name_that_is_not_utf8_costs_no_page(bundle):
 
 
 def test_large_models_are_explained_in_one_pass(bundle, monkeypatch):
+    asked = []
     monkeypatch.setattr(serve, "cheap_method", lambda config: "rollout")
+    monkeypatch.setattr(serve, "explain", lambda *args, **options: asked.append(options["method"]) or explain(*args))
     client = TestClient(Service(bundle, name="x", device="cpu").app)
-    assert "by rollout." in client.post("/", files={"images": encoded(1)[0]}).text
+    assert "by rollout." in client.post("/", files={"images": encoded(1)[0]}).text and asked == ["rollout"]
 
 
 def test_the_page_alone_has_the_form_and_no_answers(client):
