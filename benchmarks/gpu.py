@@ -127,8 +127,9 @@ def throughput(options: argparse.Namespace) -> None:
         small, large = (ViTConfig(size="nano/16", image_size=side) for side in (32, 64))
         batch, large_batch, effort = 8, 2, (2, 1)
     file = options.work / "throughput.json"
-    results: dict[str, Any] = read_json(file) if file.exists() else {"machine": hardware(options), "models": []}
-    if results["machine"]["device"] != hardware(options)["device"]:
+    here = hardware(options)
+    results: dict[str, Any] = read_json(file) if file.exists() else {"machine": here, "models": []}
+    if results["machine"]["device"] != here["device"]:
         raise ValueError(f"{file} has figures of {results['machine']['device']}: give another --work")
 
     def keep() -> None:  # as far as it is: a part that fails loses nothing

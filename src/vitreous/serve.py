@@ -18,7 +18,7 @@ from starlette.routing import Route
 from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
 from vitreous.prediction import predict
-from vitreous.report.layout import Section, gallery, lay_out, shot, tiles
+from vitreous.report.layout import Section, gallery, lay_out, shot, sure, tiles
 from vitreous.report.pictures import cheap_method, heated, picture
 from vitreous.weights import Bundle
 
@@ -161,9 +161,7 @@ def _answered(explanation: Explanation, file: str) -> str:
     e = explanation
     high, wide = (side // patches for side, patches in zip(e.pixels.shape[1:], e.map.shape, strict=True))
     heat = e.map.repeat(high, axis=0).repeat(wide, axis=1)
-    bars = "".join(
-        f'{escape(name)} {share:.1%}<div class="sure"><i style="width:{share:.1%}"></i></div>'
-        for name, share in zip(e.classes, e.probabilities, strict=True)
-    )
+    shares = zip(e.classes, e.probabilities, strict=True)
+    bars = "".join(f"{escape(name)} {share:.1%}{sure(share)}" for name, share in shares)
     text = f'{bars}<small class="file" title="{escape(file)}">{escape(file)}</small>'
     return shot(e.pixels, file, text, [picture(heated(e.pixels, heat), f"what speaks for {e.target}")])

@@ -137,6 +137,10 @@ def test_mistakes_and_hits_are_those_of_the_model(trained):
         rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
     named = re.findall(r"test:(\d+)", page.text)[: len(wrong)]
     assert sorted(named, key=int) == [row["row"] for row in rows]
+    bars = re.findall(
+        r'<div class="sure( wrong)?"><i style="width:([\d.]+)%"', (trained.folder / "report.html").read_text()
+    )
+    assert [(bool(kind), float(width)) for kind, width in bars] == [(i < len(wrong), p) for i, p in enumerate(shares)]
 
 
 def test_the_samples_carry_the_targets_that_were_trained_on(trained):

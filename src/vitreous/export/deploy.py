@@ -10,8 +10,9 @@ import torch
 
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
-from vitreous.export.graphs import NEEDED, Deployed, check_installed, write_int8, write_onnx, write_pt2
+from vitreous.export.graphs import NEEDED, Deployed, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
+from vitreous.extras import need
 from vitreous.files import check_folder, check_free, write_json
 from vitreous.weights import Bundle, find_bundle
 
@@ -45,7 +46,7 @@ def export_run(
     tolerance = TOLERANCE[form] if tolerance is None else tolerance
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
-    check_installed(form)
+    need(form, NEEDED.get(form, ()), "export")
     source = find_bundle(run)
     home = Path(run) if source in (Path(run), Path(run, "model")) else source
     if out is None and home != Path(run):

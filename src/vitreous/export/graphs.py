@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from vitreous.extras import need
 from vitreous.files import first_line
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -131,11 +130,6 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
         "temperature": repr(bundle.temperature),
         "class_names": json.dumps(bundle.class_names),
     }
-
-
-def check_installed(form: str) -> None:
-    """Raises ImportError that names what the format lacks."""
-    need(form, NEEDED.get(form, ()), "export")
 
 
 def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]:

@@ -13,7 +13,7 @@ from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
 from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
-from vitreous.report.layout import SPLITS, Section, gallery, scroll, shot, tiles
+from vitreous.report.layout import SPLITS, Section, gallery, scroll, shot, sure, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery
@@ -216,7 +216,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
         right = answer == truth
         file = answers.images.describe(row)
         text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"
-        text += f'<div class="sure{"" if right else " wrong"}"><i style="width:{shares[row, answer]:.1%}"></i></div>'
+        text += sure(shares[row, answer], wrong=not right)
         if right:
             second = int(shares[row].topk(2).indices[1])
             text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"

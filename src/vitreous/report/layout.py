@@ -72,6 +72,11 @@ def shot(pixels: np.ndarray, alt: str, text: str, more: Sequence[str] = ()) -> s
     return f'<li><div class="shots">{picture(pixels, alt)}{"".join(more)}</div>{text}</li>'
 
 
+def sure(share: float, wrong: bool = False) -> str:
+    """How sure an answer is, as a bar below it."""
+    return f'<div class="sure{" wrong" if wrong else ""}"><i style="width:{share:.1%}"></i></div>'
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
     if seconds < 90:
