@@ -52,15 +52,17 @@ def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
 
 
 def test_a_named_precision_is_taken_as_it_is():
-    assert [pick_precision(name, CPU) for name in ("float32", "bf16")] == ["float32", "bf16"]
+    assert [pick_precision(name, CPU) for name in ("float32", "bf16", "float16")] == ["float32", "bf16", "float16"]
 
 
 def test_an_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match=r"^unknown precision 'fp16': use auto, float32, bf16$"):
+    with pytest.raises(ValueError, match=r"^unknown precision 'fp16': use auto, float32, bf16, float16$"):
         pick_precision("fp16", CPU)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("float32", torch.float32), ("bf16", torch.bfloat16), ("float16", torch.float16)]
+)
 def test_autocast_computes_products_in_the_precision(precision, dtype):
     linear = torch.nn.Linear(4, 4)
     with autocast(CPU, precision):

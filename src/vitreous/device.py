@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-PRECISIONS = ("auto", "float32", "bf16")
+PRECISIONS = ("auto", "float32", "bf16", "float16")
 WORTH_COMPILING = 5000  # steps of a run: fewer do not earn back the time that compiling takes
 
 
@@ -92,8 +92,9 @@ def cpu_capabilities() -> dict:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context in which a model computes in `precision`, `float32` or `bf16`."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    """The context in which a model computes in `precision`, `float32`, `bf16` or `float16`."""
+    dtype = torch.float16 if precision == "float16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "float32")
 
 
 def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:

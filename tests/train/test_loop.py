@@ -79,6 +79,7 @@ def start(recipe, where):
         "model": model,
         "average": Average(model, recipe.optim.ema),
         "optimizers": make_optimizers(model, recipe.optim),
+        "scaler": torch.amp.GradScaler(where, enabled=False),
         "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
         "val": None,
         "recipe": recipe,

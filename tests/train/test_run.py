@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,8 +166,10 @@ def test_one_epoch_is_enough_for_every_schedule(trained, schedule, name):
     assert math.isfinite(run.results["val"]["loss"])
 
 
-@pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
-def test_both_precisions_train_float32_weights(trained, monkeypatch, precision, kind):
+@pytest.mark.parametrize(
+    ("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16), ("float16", torch.float16)]
+)
+def test_all_precisions_train_float32_weights(trained, monkeypatch, precision, kind):
     kinds = set()
     linear = torch.nn.functional.linear
 
@@ -181,6 +184,27 @@ def test_both_precisions_train_float32_weights(trained, monkeypatch, precision, 
     losses = [float(row["train_loss"]) for row in metrics_rows(run.folder)]
     assert losses[-1] < 0.9 * losses[0]
     assert {value.dtype for value in weights_of(run.folder).values()} == {torch.float32}
+
+
+def test_float16_leaves_out_steps_whose_gradients_overflow_and_goes_on_with_its_scale(trained, monkeypatch):
+    first = 2.0**19
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=first))
+    recipe = tiny_recipe(precision="float16", optim={"name": "muon", "batch_size": 8})
+    whole = trained(recipe, tiny_set(), "whole")
+    left_out = math.log2(first / checkpoint_of(whole.folder)["scaler"]["scale"])
+    assert 3 <= left_out < 6  # of eight
+    trained(recipe, tiny_set(), "parts", on_step=interrupt_after(3))
+    assert same_files(whole.folder, trained(recipe, tiny_set(), "parts", resume=True).folder) is None
+
+
+def test_gradients_of_float16_are_clipped_at_their_own_size(trained, monkeypatch):
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**10))
+    means = []
+    for precision in ("float32", "float16"):
+        run = trained(tiny_recipe(epochs=1, precision=precision), tiny_set(), precision)
+        adamw = checkpoint_of(run.folder)["optimizers"][0]["state"]
+        means.append(torch.cat([weight["exp_avg"].flatten() for weight in adamw.values()]))
+    assert (means[0] - means[1]).norm() < 0.1 * means[0].norm()
 
 
 def test_a_set_smaller_than_a_batch_is_one_step_of_all_its_images(trained):
@@ -826,7 +850,7 @@ def test_what_changes_no_weight_may_change_on_the_way(trained, everything):
 def test_a_run_from_before_a_key_was_known_goes_on(trained):
     run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
     content = checkpoint_of(run.folder)
-    del content["recipe"]["compile"], content["recipe"]["optim"]["muon_split_qkv"]
+    del content["recipe"]["compile"], content["recipe"]["optim"]["muon_split_qkv"], content["scaler"]
     torch.save(content, run.folder / "checkpoints" / "last.pt")
     with pytest.raises(ValueError, match="was started with compile=auto, not True: "):
         trained(tiny_recipe(compile=True), tiny_set(), resume=True)

@@ -81,6 +81,7 @@ class Job:
         self.model, self.optimizers = engine.prepare(model, make_optimizers(model, recipe.optim))
         decay = recipe.optim.ema
         self.average = Average(engine.unwrap(self.model), decay) if decay else None
+        self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
         self.state = State()
         self.head: Head | None = None  # of a probe
 
@@ -263,6 +264,7 @@ class Job:
             model=self.model,
             average=self.average,
             optimizers=self.optimizers,
+            scaler=self.scaler,
             train=self.train_batches,
             val=self.val_batches,
             recipe=recipe,
@@ -283,6 +285,7 @@ class Job:
                 "start": self.start.facts["sha256"] if self.start else "",
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "scaler": self.scaler.state_dict(),
                 "average": self.average.module.state_dict() if self.average is not None else {},
                 "state": asdict(self.state),
             }
@@ -300,6 +303,7 @@ class Job:
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+        self.scaler.load_state_dict(content.get("scaler", {}))  # older runs have none, nor float16
         if self.average is not None:
             self.average.module.load_state_dict(content["average"])
         self.state = State(**content["state"])

@@ -94,6 +94,7 @@ def train_loop(
     model: nn.Module,
     average: Average | None,
     optimizers: list,
+    scaler: torch.amp.GradScaler,
     train: Batches,
     val: Batches | None,
     recipe: Recipe,
@@ -107,7 +108,8 @@ def train_loop(
 
     Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
     generator. Raises FloatingPointError, naming the step, when the loss stops being a number. Between two reports
-    nothing waits for the device: the host runs ahead of a GPU.
+    nothing waits for the device: the host runs ahead of a GPU. But in float16, where gradients are scaled so that small
+    ones are not lost, each step waits to know whether any became infinite, and is left out if so.
 
     Processes deal the images of each batch out among them. All that decides how they go on they agree upon, for
     each has its own clock and its own signals.
@@ -142,14 +144,17 @@ def train_loop(
             images = preprocess.normalise(images)
             bare.read_size(tuple(images.shape[2:]))
 
-            sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, engine)
+            sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
             totals += sums
             if optim.clip is not None:
+                for optimizer in optimizers:
+                    scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
             set_rates(optimizers, rate_factor(optim, progress * total, total))
             for optimizer in optimizers:
-                optimizer.step()
+                scaler.step(optimizer)
                 optimizer.zero_grad()
+            scaler.update()
             if average is not None:
                 average.update(bare, done)
 
@@ -248,6 +253,7 @@ def forward_backward(
     weights: Tensor | None,
     recipe: Recipe,
     precision: str,
+    scaler: torch.amp.GradScaler,
     engine: Engine,
 ) -> Tensor:
     """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
@@ -263,7 +269,7 @@ def forward_backward(
             with autocast(images.device, precision):
                 logits = call(part).float()  # (B, K)
             loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
-            engine.backward(loss * (len(part) * engine.processes / size))  # processes take their mean
+            engine.backward(scaler.scale(loss * (len(part) * engine.processes / size)))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         hits = (logits.detach().argmax(dim=1) == labels).sum()
         sums += torch.stack([loss.detach().to(kind) * len(part), hits.to(kind)])
@@ -283,7 +289,7 @@ def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: start again, into another --out, "
-            "with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
+            "with lower rates (optim.learning_rate, optim.muon_learning_rate), with optim.clip, or not in float16"
         )
 
 
