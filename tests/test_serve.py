@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -232,6 +233,16 @@ def test_ctrl_c_ends_the_command(server, tmp_path):
         assert f"<h1>{tmp_path.name}</h1>".encode() in response.read()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+
+
+def test_an_image_that_would_fill_the_memory_is_refused(server):
+    _, (host, port) = server
+    large = io.BytesIO()
+    Image.new("1", (8001, 8000)).save(large, "PNG")
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+        urllib.request.urlopen(f"http://{host}:{port}/predict", large.getvalue(), timeout=60)
+    said = "the image: more than the 64,000,000 pixels that Pillow opens: make it smaller"
+    assert json.load(refused.value) == {"error": said}
 
 
 def test_a_client_that_says_two_lengths_or_sends_but_half_holds_nothing_up(server):
