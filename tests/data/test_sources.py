@@ -137,6 +137,20 @@ def test_a_class_may_be_called_train(tmp_path):
     assert load(tmp_path).class_names == ("car", "train")
 
 
+def test_test_images_may_be_kept_beside_the_classes(tmp_path):
+    write_folder(tmp_path, {"a": 3, "b": 2})
+    write_folder(tmp_path / "test", {"a": 1, "b": 2})
+    made = load(tmp_path)
+    assert made.class_names == ("a", "b") and (len(made.train), made.val, len(made.test)) == (5, None, 3)
+    write_folder(tmp_path, {"testing": 1})  # a class
+    assert load(tmp_path).class_names == ("a", "b", "testing")
+    write_folder(tmp_path / "valid", {"b": 1})
+    assert len(load(tmp_path).val) == 1
+    write_folder(tmp_path / "Val", {"b": 1})
+    with pytest.raises(ValueError, match="has several folders for one split: Val, test, valid: keep one of each"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("names", [("Train", "Test"), ("Training", "Testing"), ("TRAIN", "valid", "test")])
 def test_split_folders_go_by_many_names(tmp_path, names):
     for name in names:
@@ -152,10 +166,11 @@ def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
     write_folder(tmp_path / "train", {"a": 1, "b": 1})
     write_folder(tmp_path / "unlabelled", {"c": 1})
     write_folder(tmp_path, {"val": 1})
+    (tmp_path / "test").mkdir()
     made = load(tmp_path)
     assert made.class_names == ("a", "b") and made.val is None
-    assert "left out" in caplog.text and "unlabelled" in caplog.text
-    assert "val has no images in class folders: left out" in caplog.text
+    assert "beside train, these folders are left out: unlabelled, val" in caplog.text
+    assert "test has no images in class folders: left out" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -16,28 +16,33 @@ UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".sv
 
 
 def read_folder(root: Path, name: str, source: str) -> ImageSet:
-    """Class folders with images, directly or under train, val and test. Classes go by their sorted names."""
-    folders = {"train": root}
+    """Class folders with images: under train, val and test, or those to train on beside val and test, or directly.
+
+    Classes go by their sorted names.
+    """
     inside = _subfolders(root)
     splits_of = {key: SPLITS[key.lower()] for key in inside if key.lower() in SPLITS}
-    train = [key for key, split in splits_of.items() if split == "train"]
-    if train and not any(_has_images(inside[key]) for key in train):  # else it is a class, as in CIFAR-100
-        folders = {split: inside[key] for key, split in splits_of.items()}
-        if len(folders) < len(splits_of):
-            raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")
+    all_splits = inside and len(splits_of) == len(inside)
+    splits_of = {key: split for key, split in splits_of.items() if not _has_images(inside[key])}  # else it is a class
+    if "train" in splits_of.values():
         if ignored := [key for key in inside if key not in splits_of]:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
-    elif inside and len(splits_of) == len(inside):
+    elif all_splits:
         raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
+    if len(set(splits_of.values())) < len(splits_of):
+        raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")
 
-    class_names, splits = tuple(_subfolders(folders["train"])), {}
+    folders = {"train": root} | {split: inside[key] for key, split in splits_of.items()}
+    classes = {split: _subfolders(folder) for split, folder in folders.items()}
+    classes["train"] = {key: folder for key, folder in classes["train"].items() if folder not in folders.values()}
+    class_names, splits = tuple(classes["train"]), {}
     if not class_names:
         raise ValueError(
             f"{folders['train']} has no class folders: sort the images into <class>/ folders, or give a table (.csv)"
         )
     for split, folder in folders.items():
         paths, words = [], []
-        for class_name, class_folder in _subfolders(folder).items():
+        for class_name, class_folder in classes[split].items():
             check_text(class_folder)
             files = files_below(class_folder)
             if not files and split == "train":
