@@ -1,5 +1,6 @@
 """A run: it learns, the same way each time, across interruptions, never with the test images, and leaves it all."""
 
+import copy
 import csv
 import importlib.metadata
 import io
@@ -197,11 +198,25 @@ def test_float16_leaves_out_steps_whose_gradients_overflow_and_goes_on_with_its_
     assert same_files(whole.folder, trained(recipe, tiny_set(), "parts", resume=True).folder) is None
 
 
-def test_gradients_of_float16_are_clipped_at_their_own_size(trained, monkeypatch):
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("overflow", [math.inf, math.nan])
+def test_an_overflow_in_float16_leaves_the_step_of_every_optimiser_out(trained, monkeypatch, clip, overflow):
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**10))
+    recipe = tiny_recipe(epochs=1, precision="float16", optim={"name": "muon", "batch_size": 36, "clip": clip})
+    torch.manual_seed(recipe.seed)
+    model = tiny_vit()
+    model.norm.weight.register_hook(lambda gradient: gradient * overflow)  # AdamW's; all of Muon's are finite
+    before = copy.deepcopy(model.state_dict())
+    run = trained(recipe, tiny_set(), model=model)
+    assert equal(before, weights_of(run.folder)) and checkpoint_of(run.folder)["scaler"]["scale"] == 2.0**9
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_gradients_of_float16_are_clipped_at_their_own_size(trained, monkeypatch, clip):
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**10))
     means = []
     for precision in ("float32", "float16"):
-        run = trained(tiny_recipe(epochs=1, precision=precision), tiny_set(), precision)
+        run = trained(tiny_recipe(epochs=1, precision=precision, optim={"clip": clip}), tiny_set(), precision)
         adamw = checkpoint_of(run.folder)["optimizers"][0]["state"]
         means.append(torch.cat([weight["exp_avg"].flatten() for weight in adamw.values()]))
     assert (means[0] - means[1]).norm() < 0.1 * means[0].norm()

@@ -109,7 +109,7 @@ def train_loop(
     Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
     generator. Raises FloatingPointError, naming the step, when the loss stops being a number. Between two reports
     nothing waits for the device: the host runs ahead of a GPU. But in float16, where gradients are scaled so that small
-    ones are not lost, each step waits to know whether any became infinite, and is left out if so.
+    ones are not lost, each step waits to know whether any overflowed, and is left out if so.
 
     Processes deal the images of each batch out among them. All that decides how they go on they agree upon, for
     each has its own clock and its own signals.
@@ -146,13 +146,16 @@ def train_loop(
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
             totals += sums
-            if optim.clip is not None:
-                for optimizer in optimizers:
-                    scaler.unscale_(optimizer)
-                torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip)
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)  # nothing but in float16
+            finite = True
+            if optim.clip is not None or scaler.is_enabled():
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip or math.inf)
+                finite = not scaler.is_enabled() or bool(norm.isfinite())
             set_rates(optimizers, rate_factor(optim, progress * total, total))
             for optimizer in optimizers:
-                scaler.step(optimizer)
+                if finite:  # all of them or none
+                    optimizer.step()
                 optimizer.zero_grad()
             scaler.update()
             if average is not None:
