@@ -96,7 +96,7 @@ EXPERIMENTS = [
         batch_size=BATCH,
         reported={
             "top1": 0.498, "precision_macro": 0.469, "recall_macro": 0.462, "f1_macro": 0.432, "loss": 3.340,
-            "time": "1 h 42 min on its GPU",
+            "time": "1 h 42 min on a GPU",
         },
         fixes=FIXES,
         make=lambda fixed: make(24, 0.1, 1e-3, fixed),
@@ -110,7 +110,7 @@ EXPERIMENTS = [
         batch_size=BATCH,
         reported={
             "top1": 0.788, "precision_macro": 0.786, "recall_macro": 0.786, "f1_macro": 0.782, "loss": 0.771,
-            "time": "28 min on its GPU",
+            "time": "28 min on a GPU",
         },
         fixes=FIXES,
         make=lambda fixed: make(6, 0.2, 3e-4, fixed),

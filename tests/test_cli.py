@@ -21,7 +21,7 @@ from pyarrow import parquet
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 
-from vitreous import evaluation, prediction
+from vitreous import embedding, evaluation, prediction
 from vitreous.data import loaders
 from vitreous.export import export_run
 from vitreous.recipe import read_recipe, recipe_names
@@ -257,6 +257,27 @@ def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
     assert (tmp_path / "results.json").read_text() == '{"test": 1}' and not (tmp_path / "report.html").exists()
     for _ in range(2):  # its own are
         assert vitreous("evaluate", "run", "--out", tmp_path / "new")[0] == 0
+
+
+def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tmp_path, monkeypatch):
+    run = shutil.copytree(work / "run", tmp_path / "run")
+    text = (run / "recipe.yaml").read_text().replace("memory_budget: 4.0", "memory_budget: 3.0")
+    (run / "recipe.yaml").write_text(text.replace("workers: 2", "workers: 0"))
+    asked = []
+
+    def batches(*given, **more):
+        asked.append((more["memory_budget"], more["workers"]))
+        return loaders.Batches(*given, **more)
+
+    monkeypatch.setattr(embedding, "Batches", batches)
+    assert vitreous("embed", run, "--split", "test")[0] == 0
+    assert asked == [(3 << 30, 0)] * 2  # of the test images, and of those among which neighbours are
+
+
+def test_a_recipe_without_a_model_of_its_own_has_no_summary(vitreous):
+    code, _, err = vitreous("summary", "finetune")
+    said = "recipe finetune takes the model of the weights that it starts from: name those"
+    assert (code, err) == (2, f"vitreous: {said}\n")
 
 
 @pytest.mark.parametrize("command", ["evaluate", "embed"])

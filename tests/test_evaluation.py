@@ -10,6 +10,7 @@ from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_ima
 
 from vitreous import evaluation
 from vitreous.data.images import ImageSet
+from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge, judge_run, own_data
 from vitreous.metrics import classification_metrics
@@ -164,7 +165,7 @@ def test_a_run_is_judged_in_the_precision_that_its_recipe_asks_for(run, monkeypa
 
 def test_a_run_is_judged_with_the_memory_and_the_workers_that_its_recipe_allows(run, monkeypatch):
     asked = {}
-    monkeypatch.setattr(evaluation, "judge", lambda *given, **more: asked.update(more) or judge(*given, **more))
+    monkeypatch.setattr(evaluation, "Batches", lambda *given, **more: asked.update(more) or Batches(*given, **more))
     evaluate(run.folder, device="cpu")
     assert (asked["memory_budget"], asked["workers"]) == (3 << 30, 0)
 

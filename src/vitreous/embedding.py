@@ -12,6 +12,7 @@ from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
 from vitreous.prediction import Asked, forward, images_at_once, read_image, split_logits
+from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
@@ -43,15 +44,18 @@ def embed_split(
     *,
     device: str = "auto",
     precision: str = "auto",
+    options: DataOptions | None = None,
     skip_broken: bool = False,
 ) -> Features:
-    """Features of a split of the data, as training and prediction see its images."""
-    where = pick_device(device)
+    """Features of a split of the data, as training and prediction see its images. options: as for `judge`."""
+    where, options = pick_device(device), options or DataOptions()
     batches = Batches(
         data.splits[split],
         bundle.preprocess,
         batch_size=images_at_once(bundle.model.config),
         device=where,
+        memory_budget=options.resident_bytes,
+        workers=options.workers,
         skip_broken=skip_broken or data.skip_broken,
     )
     model, precision = bundle.model.to(where), pick_precision(precision, where)

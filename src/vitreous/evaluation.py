@@ -49,20 +49,21 @@ def judge(
     *,
     device: torch.device,
     precision: str,
-    memory_budget: int = 4 << 30,
-    workers: int = 2,
+    name: str = "",
+    options: DataOptions | None = None,
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Ask a bundle about every image of a split. memory_budget: bytes of pixels that may live on the device.
+    """Ask a bundle about every image of a split of that name. options: where its images live, and who reads them.
     progress: gets images done and in all, while they are decoded."""
+    options = options or DataOptions()
     batches = Batches(
         split,
         bundle.preprocess,
         batch_size=images_at_once(bundle.model.config),
         device=device,
-        memory_budget=memory_budget,
-        workers=workers,
+        memory_budget=options.resident_bytes,
+        workers=options.workers,
         skip_broken=skip_broken,
         progress=progress,
     )
@@ -74,7 +75,7 @@ def judge(
     if len(batches) < len(split):
         there = {batches.images.describe(row) for row in range(len(batches))}
         rows = np.array([row for row in rows if split.images.describe(row) in there])
-    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds)
+    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds, name)
 
 
 def write_answers(parts: Iterable[Judged], path: Path) -> None:
@@ -134,20 +135,18 @@ def judge_run(
         names = [image_set.class_names[label] for label in chosen.labels]
         labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
         chosen = Split(chosen.images, labels)
-    _, options = _record(run)
-    judged = judge(
+    return judge(
         bundle,
         chosen,
         device=where,
         precision=pick_precision(precision, where),
-        memory_budget=int(options.memory_budget * 2**30),
-        workers=options.workers,
+        name=split,
+        options=record_of(run)[1],
         skip_broken=skip_broken or image_set.skip_broken,
     )
-    return judged._replace(name=split)
 
 
-def _record(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
+def record_of(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
     """Where what is known of a run lies, and how it read its data: as any, where nothing is known."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     return folder, DataOptions() if folder is None else read_recipe(str(folder / "recipe.yaml")).data
@@ -155,7 +154,7 @@ def _record(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
 
 def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
     """The data a run was trained on, split as it was. fetch: as for `load`. Raises ValueError where it is not known."""
-    folder, options = _record(run)
+    folder, options = record_of(run)
     if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     arch: Architecture = None,
     revision: Revision = None,
     device: Device = "auto",
@@ -133,7 +134,7 @@ def embed(
     from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
     from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
-    from vitreous.evaluation import own_data
+    from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
     from vitreous.prediction import own_precision
 
@@ -150,10 +151,19 @@ def embed(
     if nearest is not None:
         asked = stored_image(images, nearest) if is_row(nearest) else nearest
         query = embed_image(bundle, asked, device, precision)
-    own = embed_split(bundle, images, split, device=device, precision=precision, skip_broken=skip_broken)
+    embed = partial(
+        embed_split,
+        bundle,
+        images,
+        device=device,
+        precision=precision,
+        options=record_of(run)[1],
+        skip_broken=skip_broken,
+    )
+    own = embed(split)
     among, how = None, "leave-one-out"
     if split != "train":
-        among = embed_split(bundle, images, "train", device=device, precision=precision, skip_broken=skip_broken)
+        among = embed("train")
         how = "neighbours from train"
     accuracy = knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")

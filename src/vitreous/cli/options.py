@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Architecture = Annotated[str | None, typer.Option(help="Architecture of weights that do not say it themselves.")]
+Architecture = Annotated[
+    str | None, typer.Option(help="Architecture, such as vit_b_16, of a weight file without a config.json.")
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
-OWN_DATA = "As for train \\[default: the run's own]."
+OWN_DATA = "A name, folder or table, as `vitreous train` takes \\[default: the run's own]."
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help=OWN_DATA)]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")]
 RunArgument = Annotated[

@@ -9,8 +9,8 @@ import typer
 def summary(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
     image_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
-    channels: Annotated[int | None, typer.Option(min=1)] = None,
-    classes: Annotated[int | None, typer.Option(min=1)] = None,
+    channels: Annotated[int | None, typer.Option(min=1, help="Of colour.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="That it answers with.")] = None,
 ) -> None:
     """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
     from pydantic import ValidationError
@@ -19,7 +19,7 @@ def summary(
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
-    from vitreous.recipe import one_line, read_recipe, recipe_names
+    from vitreous.recipe import StartOptions, one_line, read_recipe, recipe_names
     from vitreous.train.choose import data_of, fit_to_data
     from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
 
@@ -32,6 +32,8 @@ def summary(
         if (SHIPPED / model / CONFIG).is_file():
             print(f"of recipe {model}; of the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
+        if recipe.start != StartOptions() and "dim" not in recipe.model.model_fields_set:
+            raise ValueError(f"recipe {model} takes the model of the weights that it starts from: name those")
         try:
             data = data_of(recipe, fetch=False)
         except ValueError:  # what a recipe leaves to its data has stand-ins

@@ -101,6 +101,11 @@ class DataOptions(Section):
     fold: PositiveInt | None = None
     """The one of these runs that this is, from 1."""
 
+    @property
+    def resident_bytes(self) -> int:
+        """`memory_budget` in bytes."""
+        return int(self.memory_budget * 2**30)
+
     @model_validator(mode="after")
     def _check(self) -> "DataOptions":
         if self.fold is not None and self.fold > (self.folds or 0):

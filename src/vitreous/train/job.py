@@ -54,7 +54,6 @@ class Job:
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
-        self.memory_budget = int(recipe.data.memory_budget * 2**30)  # bytes
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
         if recipe.optim.batch_size % engine.processes:
             raise ValueError(
@@ -92,7 +91,7 @@ class Job:
             Batches,
             batch_size=recipe.optim.batch_size // self.engine.processes,
             device=self.engine.device,
-            memory_budget=self.memory_budget,
+            memory_budget=recipe.data.resident_bytes,
             workers=recipe.data.workers,
             skip_broken=recipe.data.skip_broken,
             progress=decoding(self.console),

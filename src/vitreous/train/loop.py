@@ -42,6 +42,8 @@ class State:
     """In training steps, over the whole run."""
     total_seconds: float = 0.0
     """Of the passes: training steps, validation, checkpoints and hooks."""
+    compile_seconds: float = 0.0
+    """Of these, in first steps that compiled: little is learnt in them."""
     val_seconds: float = 0.0
     """The longest validation."""
     best_epoch: int = 0
@@ -124,7 +126,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    compiling, cold = 0.0, call is not model  # seconds of the first step here, in which little is learnt
+    cold = call is not model  # so that the first step compiles
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
@@ -139,6 +141,7 @@ def train_loop(
 
         for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             done = state.epoch * steps + state.step
+            compiling = state.compile_seconds
             progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
@@ -170,7 +173,7 @@ def train_loop(
                 hooks.stop_requested(), now - last_save, now - last_report, now - begun
             )
             if cold:
-                compiling, cold = spent - state.total_seconds, False
+                state.compile_seconds, cold = compiling + spent - state.total_seconds, False
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits until the device has done this step

@@ -79,17 +79,16 @@ def draw(plot: str, *args: Any) -> None:
 
 
 def _judge(job: "Job", bundle: Bundle, name: str) -> Judged:
-    judged = judge(
+    return judge(
         bundle,
         job.data.splits[name],
         device=job.engine.device,
         precision=job.precision,
-        memory_budget=job.memory_budget,
-        workers=job.recipe.data.workers,
+        name=name,
+        options=job.recipe.data,
         skip_broken=job.recipe.data.skip_broken,
         progress=decoding(job.console),
     )
-    return judged._replace(name=name)
 
 
 def _report(job: "Job", bundle: Bundle, judged: dict[str, Judged]) -> None:

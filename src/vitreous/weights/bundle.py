@@ -91,9 +91,18 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except ValidationError as error:
-        raise ValueError(f"{file} does not describe a model: {error.errors()[0]['msg']}") from error
+        raise ValueError(f"{file} does not describe a model: {message(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} does not describe a model: {type(error).__name__} {error}") from error
+
+
+def message(error: ValueError) -> str:
+    """The first fault, in one line, with its key where it has one."""
+    if isinstance(error, ValidationError):
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        return (f"{where}: " if where else "") + fault["msg"].removeprefix("Value error, ")
+    return str(error)
 
 
 def find_bundle(run: Path | str) -> Path:

@@ -20,7 +20,7 @@ from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
-from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, read_config
+from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, message, read_config
 from vitreous.weights.maps import Description, Weights, shorten, whole
 from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
@@ -123,7 +123,7 @@ def load_weights(
         config = said.model.changed(**changes)
         preprocess = Preprocess.model_validate(said.preprocess.model_dump() | {"image_size": config.image_size})
     except ValidationError as error:
-        raise ValueError(f"{file}: {_message(error)}") from error
+        raise ValueError(f"{file}: {message(error)}") from error
     if preprocess.channels != config.channels:
         raise ValueError(f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}")
 
@@ -216,7 +216,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
         try:
             return from_google.from_weights(weights)
         except ValueError as error:
-            raise ValueError(f"{file}: {_message(error)}") from error
+            raise ValueError(f"{file}: {message(error)}") from error
     path = file.with_name(CONFIG)
     config = _read_json(path)
     if config is None:
@@ -232,17 +232,8 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {_message(error)}") from error
+        raise ValueError(f"{path}: {message(error)}") from error
     raise ValueError(f"{path} is no config of {layout.NAME}, whose names {file.name} has")
-
-
-def _message(error: ValueError) -> str:
-    """In one line."""
-    if isinstance(error, ValidationError):
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        return (f"{where}: " if where else "") + fault["msg"].removeprefix("Value error, ")
-    return str(error)
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
