@@ -76,7 +76,7 @@ def test_the_page_shows_each_answer_with_its_evidence(client, bundle):
     for i, found in enumerate(explain(bundle, images, device="cpu")):
         shares = ["&lt;bee&gt; &amp; co" if name == CLASSES[1] else name for name in found.classes]
         bars = [f"{name} {p:.1%}<div" for name, p in zip(shares, found.probabilities, strict=True)]
-        heat = heated(found.pixels, found.map.repeat(4, axis=0).repeat(4, axis=1))
+        heat = heated(found.pixels, found.map)
         evidence = picture(heat, f"what speaks for {found.target}")
         places = [text.index(part, before) for part in [f'alt="&lt;{i}&gt;.png"', evidence, *bars]]
         assert places == sorted(places)

@@ -162,9 +162,7 @@ def _check_length(request: Request) -> None:
 def _answered(explanation: Explanation, file: str) -> str:
     """An image as the model sees it, what spoke for the answer, and the likeliest classes."""
     e = explanation
-    high, wide = (side // patches for side, patches in zip(e.pixels.shape[1:], e.map.shape, strict=True))
-    heat = e.map.repeat(high, axis=0).repeat(wide, axis=1)
     shares = zip(e.classes, e.probabilities, strict=True)
     bars = "".join(f"{escape(name)} {share:.1%}{sure(share)}" for name, share in shares)
     text = f'{bars}<small class="file" title="{escape(file)}">{escape(file)}</small>'
-    return shot(e.pixels, file, text, [picture(heated(e.pixels, heat), f"what speaks for {e.target}")])
+    return shot(e.pixels, file, text, [picture(heated(e.pixels, e.map), f"what speaks for {e.target}")])

@@ -45,11 +45,12 @@ def test_large_pictures_are_made_smaller_and_are_smoothed():
 
 def test_a_map_glows_where_it_is_largest():
     pixels = np.full((3, 4, 4), 200, np.uint8)
-    heat = np.zeros((4, 4))
-    heat[1, 2] = 5.0
+    heat = np.zeros((2, 4))
+    heat[0, 2] = 5.0
     shown = heated(pixels, heat)
     assert shown.shape == (3, 4, 4) and shown.dtype == np.uint8
     assert shown[:, 0, 0].tolist() == [130] * 3  # a dimmed gray
     red, green, blue = shown[:, 1, 2].tolist()
     assert red > green > blue and red > 200
+    assert (shown[:, 0, 2] == shown[:, 1, 2]).all() and shown[:, 2, 2].tolist() == [130] * 3  # a patch is of two rows
     assert (heated(pixels, np.zeros((4, 4))) == 130).all()  # nothing speaks for anything

@@ -4,12 +4,17 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitreous.cli.options import Architecture, Device, Revision
 from vitreous.cli.output import results_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitreous.train.run import Run
 
 
 def train(
@@ -71,7 +76,6 @@ def train(
 
     from rich.console import Console
 
-    from vitreous.card import UNTESTED
     from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
     from vitreous.train.folder import claim
@@ -91,13 +95,23 @@ def train(
     cross = chosen.data.folds is not None and chosen.data.fold is None
     if cross and finish:
         raise ValueError(f"{out} is a cross-validation: --finish ends one of its folds, such as {out / 'fold-1'}")
-    train = fit_folds if cross else partial(fit, finish=finish)
-    run = train(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
-    if run.results and cross:
+    begin = fit_folds if cross else partial(fit, finish=finish)
+    run = begin(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
+    if run.results:
+        _tell(console, run, cross)
+    elif not dry_run:
+        sys.exit(130)
+
+
+def _tell(console: "Console", run: "Run", cross: bool) -> None:
+    """What a run, or a cross-validation, has come to."""
+    from vitreous.card import UNTESTED
+    from vitreous.train.progress import say
+
+    if cross:
         figures = "{folds} folds: top-1 {top1_mean:.2%} ± {top1_sd:.2%} (mean ± sd, n = {n}), loss {loss_mean:.4f}"
         say(console, figures.format(**run.results))
-        say(console, f"run folder: {run.folder}")
-    elif run.results:
+    else:
         if run.results["val"] or run.results["test"]:
             console.print(results_table(run.results))
             if not run.results["test"]:
@@ -109,8 +123,6 @@ def train(
             "{train_seconds:.0f} s, {images_per_second:,.0f} images/s"
         )
         say(console, figures.format(**run.results))
-        say(console, f"run folder: {run.folder}")
-        if (run.folder / "report.html").exists():
-            say(console, f"report: {run.folder / 'report.html'}")
-    elif not dry_run:
-        sys.exit(130)
+    say(console, f"run folder: {run.folder}")
+    if not cross and (run.folder / "report.html").exists():
+        say(console, f"report: {run.folder / 'report.html'}")

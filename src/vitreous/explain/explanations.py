@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.stores import BrokenImage
@@ -160,14 +159,14 @@ def _explain_batch(
 
 
 def evidence(bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DEFAULT) -> Tensor:
-    """How much each pixel speaks for a class, for galleries: a value a patch, (B, H, W).
+    """How much each patch speaks for a class, for galleries: (B, rows, columns).
 
     pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target: (B,). The default method costs
     `methods.STEPS` passes forward and back an image.
     """
     batches = zip(*(x.split(batch_size(bundle.model.config)) for x in (pixels, target)), strict=True)
     maps = [explanation_maps(bundle.model, bundle.preprocess.normalise(p), method, t) for p, t in batches]
-    return F.interpolate(torch.cat(maps)[:, None], size=pixels.shape[-2:])[:, 0]
+    return torch.cat(maps)
 
 
 def batch_size(config: ViTConfig) -> int:

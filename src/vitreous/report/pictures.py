@@ -43,7 +43,10 @@ def picture(pixels: np.ndarray, alt: str) -> str:
 
 
 def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """A dimmed gray copy of an image with a map laid over it: uint8 (C, H, W) and (H, W) -> uint8 (3, H, W)."""
+    """A dimmed gray copy of an image with a map laid over it, a value a patch: (C, H, W) and (rows, columns) ->
+    (3, H, W), both uint8."""
+    high, wide = (side // patches for side, patches in zip(pixels.shape[1:], heat.shape, strict=True))
+    heat = heat.repeat(high, axis=0).repeat(wide, axis=1)
     spread = heat.max() - heat.min()
     strength = (heat - heat.min()) / spread if spread > 0 else np.zeros(heat.shape)
     gray = 0.65 * pixels[:3].mean(axis=0)

@@ -2,6 +2,7 @@
 
 import fcntl
 import itertools
+import logging
 import os
 import platform
 import sys
@@ -17,6 +18,8 @@ from vitreous.doctor import BASE, installed
 from vitreous.files import is_part
 from vitreous.recipe import Recipe, flat
 
+log = logging.getLogger("vitreous")
+
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
 METRICS = Path("metrics.csv")
@@ -24,6 +27,16 @@ ANSWERS = Path("answers.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
 # keys that may change on the way; whether the data is the same, its hash tells
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
+
+
+def draw(plot: str, *args: Any) -> None:
+    """Draw a picture; one that fails warns, and never loses a run."""
+    try:
+        from vitreous import plots
+
+        getattr(plots, plot)(*args)
+    except Exception as error:
+        log.warning("could not draw %s: %s", args[-1], error)
 
 
 def next_folder(name: str) -> Path:

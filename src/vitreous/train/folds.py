@@ -17,8 +17,7 @@ from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import ANSWERS, check_same_recipe
-from vitreous.train.outcome import draw
+from vitreous.train.folder import ANSWERS, check_same_recipe, draw
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start

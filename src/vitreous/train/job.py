@@ -23,10 +23,9 @@ from vitreous.model import ViT
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
-from vitreous.train import outcome
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe
+from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, draw
 from vitreous.train.loop import Hooks, State, augment_batch, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
@@ -136,7 +135,7 @@ class Job:
     def _draw_first_batch(self) -> None:
         images, targets = self.first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
-        outcome.draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
+        draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
 
     def first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""

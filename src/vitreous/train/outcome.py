@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
@@ -10,17 +10,15 @@ from vitreous.device import peak_memory
 from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
 from vitreous.metrics import classification_metrics, confusion, fit_temperature
-from vitreous.train.folder import ANSWERS
+from vitreous.train.folder import ANSWERS, draw
+from vitreous.train.job import Job
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
-
-if TYPE_CHECKING:
-    from vitreous.train.job import Job
 
 log = logging.getLogger("vitreous")
 
 
-def finish(job: "Job") -> dict[str, Any]:
+def finish(job: Job) -> dict[str, Any]:
     """Judge the kept model on validation and test, the test images being read here for the first time.
 
     For the main process alone, which has written the model. Returns the content of `results.json`.
@@ -68,17 +66,7 @@ def finish(job: "Job") -> dict[str, Any]:
     return results
 
 
-def draw(plot: str, *args: Any) -> None:
-    """Draw a picture; one that fails warns, and never loses a run."""
-    try:
-        from vitreous import plots
-
-        getattr(plots, plot)(*args)
-    except Exception as error:
-        log.warning("could not draw %s: %s", args[-1], error)
-
-
-def _judge(job: "Job", bundle: Bundle, name: str) -> Judged:
+def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
     return judge(
         bundle,
         job.data.splits[name],
@@ -91,7 +79,7 @@ def _judge(job: "Job", bundle: Bundle, name: str) -> Judged:
     )
 
 
-def _report(job: "Job", bundle: Bundle, judged: dict[str, Judged]) -> None:
+def _report(job: Job, bundle: Bundle, judged: dict[str, Judged]) -> None:
     """Write `report.html`; one that fails warns, and never loses a run."""
     try:
         from vitreous.report import train_report
