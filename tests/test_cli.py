@@ -276,7 +276,7 @@ def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tm
 
 def test_a_recipe_without_a_model_of_its_own_has_no_summary(vitreous):
     code, _, err = vitreous("summary", "finetune")
-    said = "recipe finetune takes the model of the weights that it starts from: name those"
+    said = "recipe finetune takes the model of the weights that it starts from: name a run of it, or a size"
     assert (code, err) == (2, f"vitreous: {said}\n")
 
 

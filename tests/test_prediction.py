@@ -230,13 +230,17 @@ def test_a_run_is_found_by_its_folder(bundle, files, tmp_path):
 
 def test_a_run_answers_in_the_precision_of_its_recipe(bundle, files, tmp_path, monkeypatch):
     bundle.save(tmp_path / "model")
-    (tmp_path / "recipe.yaml").write_text(tiny_recipe(precision="bf16").dump())
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(tiny_recipe(precision="bf16").dump())
     asked = []
     forward = prediction.forward
     monkeypatch.setattr(prediction, "forward", lambda *args: asked.append(args[-1]) or forward(*args))
     list(predict(tmp_path, files, device="cpu"))
     list(predict(tmp_path, files, device="cpu", precision="float32"))
-    assert asked == ["bf16", "float32"]
+    recipe.write_text(tiny_recipe(precision="float16").dump())  # which is for training on some GPUs
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    list(predict(tmp_path, files, device="cpu"))
+    assert asked == ["bf16", "float32", "float32"]
 
 
 def test_a_whole_split_goes_through_in_batches_of_bounded_size():

@@ -54,7 +54,7 @@ def judge(
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Ask a bundle about every image of a split of that name. options: where its images live, and who reads them.
+    """Ask a bundle about every image of a split. options: where its images live, and who reads them.
     progress: gets images done and in all, while they are decoded."""
     options = options or DataOptions()
     batches = Batches(

@@ -142,6 +142,12 @@ def test_test_images_may_be_kept_beside_the_classes(tmp_path):
     write_folder(tmp_path / "test", {"a": 1, "b": 2})
     made = load(tmp_path)
     assert made.class_names == ("a", "b") and (len(made.train), made.val, len(made.test)) == (5, None, 3)
+    (tmp_path / "test" / ".x.jpg").touch()  # nothing to count
+    assert load(tmp_path).class_names == ("a", "b")
+    (tmp_path / "test" / "x.jpg").touch()
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'test'} has images beside folders of classes: move them$"):
+        load(tmp_path)
+    (tmp_path / "test" / "x.jpg").unlink()
     write_folder(tmp_path, {"testing": 1})  # a class
     assert load(tmp_path).class_names == ("a", "b", "testing")
     write_folder(tmp_path / "valid", {"b": 1})

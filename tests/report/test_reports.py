@@ -255,7 +255,7 @@ ENVIRONMENT = {
 
 def test_an_evaluation_has_its_report(tmp_path):
     bundle = replace(tiny_bundle(), temperature=1.5)
-    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")._replace(name="test")
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32", name="test")
     evaluation_report(tmp_path / "report.html", judged, model="runs/x", data="photos", environment=ENVIRONMENT)
     page = Page(tmp_path / "report.html")
     assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text

@@ -132,12 +132,16 @@ def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "name", "batch_size", "within"),
-    [(2, "adamw", 128, 1e-5), (3, "muon", 126, 2e-4)],  # Muon's bf16 enlarges any difference in rounding
+    ("processes", "name", "batch_size", "precision", "within"),
+    [
+        (2, "adamw", 128, "float32", 1e-5),
+        (3, "muon", 126, "float32", 2e-4),  # Muon's bf16 enlarges any difference in rounding
+        (2, "adamw", 128, "float16", 1e-3),
+    ],
 )
-def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, within):
+def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, precision, within):
     optim = {"name": name, "batch_size": batch_size, "accumulate": 3, "clip": 0.5}
-    recipe, data = recipe_with(optim=optim), uneven_set()
+    recipe, data = recipe_with(optim=optim, precision=precision), uneven_set()
     one = alone(recipe, data, tmp_path / "one").results
     outcomes = train(processes, recipe, data, out=tmp_path / "more")
     assert_same_losses(tmp_path / "one", tmp_path / "more", within)

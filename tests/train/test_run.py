@@ -211,6 +211,14 @@ def test_an_overflow_in_float16_leaves_the_step_of_every_optimiser_out(trained, 
     assert equal(before, weights_of(run.folder)) and checkpoint_of(run.folder)["scaler"]["scale"] == 2.0**9
 
 
+def test_a_run_whose_gradients_always_overflow_float16_ends(trained, monkeypatch):
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=4.0))
+    model = tiny_vit()
+    model.norm.weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(FloatingPointError, match=r"^the gradients overflow float16 at step 3 of epoch 1, however they"):
+        trained(tiny_recipe(precision="float16"), tiny_set(), model=model)
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_gradients_of_float16_are_clipped_at_their_own_size(trained, monkeypatch, clip):
     monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=2.0**10))

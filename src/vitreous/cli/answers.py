@@ -151,14 +151,11 @@ def embed(
     if nearest is not None:
         asked = stored_image(images, nearest) if is_row(nearest) else nearest
         query = embed_image(bundle, asked, device, precision)
+    options = None
+    with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
+        _, options = record_of(run)
     embed = partial(
-        embed_split,
-        bundle,
-        images,
-        device=device,
-        precision=precision,
-        options=record_of(run)[1],
-        skip_broken=skip_broken,
+        embed_split, bundle, images, device=device, precision=precision, options=options, skip_broken=skip_broken
     )
     own = embed(split)
     among, how = None, "leave-one-out"

@@ -33,7 +33,9 @@ def summary(
             print(f"of recipe {model}; of the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
         if recipe.start != StartOptions() and "dim" not in recipe.model.model_fields_set:
-            raise ValueError(f"recipe {model} takes the model of the weights that it starts from: name those")
+            raise ValueError(
+                f"recipe {model} takes the model of the weights that it starts from: name a run of it, or a size"
+            )
         try:
             data = data_of(recipe, fetch=False)
         except ValueError:  # what a recipe leaves to its data has stand-ins

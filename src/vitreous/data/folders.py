@@ -23,6 +23,9 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     inside = _subfolders(root)
     splits_of = {key: SPLITS[key.lower()] for key in inside if key.lower() in SPLITS}
     all_splits = inside and len(splits_of) == len(inside)
+    for folder in map(inside.get, splits_of):
+        if _has_images(folder) and _subfolders(folder).keys() & inside.keys():
+            raise ValueError(f"{folder} has images beside folders of classes: move them")
     splits_of = {key: split for key, split in splits_of.items() if not _has_images(inside[key])}  # else it is a class
     if "train" in splits_of.values():
         if ignored := [key for key in inside if key not in splits_of]:
@@ -69,7 +72,7 @@ def _subfolders(folder: Path) -> dict[str, Path]:
 
 
 def _has_images(folder: Path) -> bool:
-    return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
+    return any(path.suffix.lower() in IMAGE_SUFFIXES and path.name[0] != "." for path in folder.iterdir())
 
 
 def files_below(folder: Path) -> list[str]:

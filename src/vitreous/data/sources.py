@@ -28,9 +28,9 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` of the
     Hub; a parquet file; a table in CSV; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of
-    class folders with images, directly or under train, val and test. `photos.csv:breed` takes the labels from that
-    column, where there are columns. A `Path` is always a file or folder. A name is looked for under $VITREOUS_DATA,
-    too. fetch: whether the network may be asked for a set that is not kept here.
+    class folders with images, under train, val and test or beside val and test. `photos.csv:breed` takes the labels
+    from that column, where there are columns. A `Path` is always a file or folder. A name is looked for under
+    $VITREOUS_DATA, too. fetch: whether the network may be asked for a set that is not kept here.
     """
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""

@@ -27,7 +27,8 @@ CHECKPOINT_SECONDS = 60
 
 @dataclass
 class State:
-    """Where a run stands: with weights, optimisers and random generators, all that a checkpoint keeps."""
+    """Where a run stands: with weights, optimisers, float16's scale and random generators, all that a checkpoint
+    keeps."""
 
     epoch: int = 0
     """Passes completed."""
@@ -161,6 +162,11 @@ def train_loop(
                     optimizer.step()
                 optimizer.zero_grad()
             scaler.update()
+            if not finite and scaler.get_scale() < 1:  # halved each time
+                raise FloatingPointError(
+                    f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
+                    "are scaled: start again, into another --out, with lower rates or precision=float32"
+                )
             if average is not None:
                 average.update(bare, done)
 
@@ -264,7 +270,8 @@ def forward_backward(
 ) -> Tensor:
     """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
 
-    call: the model, as it is or compiled. size: images in the batch, of all processes. weights: (K,), of the classes.
+    call: the model, as it is or compiled. scaler: by whose scale they are multiplied. size: images in the batch, of all
+    processes. weights: (K,), of the classes.
     Returns (2,): the sum of the loss over these images, and of hits.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
@@ -295,7 +302,7 @@ def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: start again, into another --out, "
-            "with lower rates (optim.learning_rate, optim.muon_learning_rate), with optim.clip, or not in float16"
+            "with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
         )
 
 
