@@ -571,6 +571,13 @@ def test_mixup_weights_have_their_beta_distribution():
     assert own.var() == pytest.approx(1 / (4 * (2 * 0.4 + 1)), abs=0.005)
 
 
+def test_cutmix_areas_have_a_beta_distribution_of_their_own():
+    config = Augment(mixup=0.8, cutmix=0.2)
+    areas = split(draw(config, 20_000, 0, 0), config)["cutmix"]
+    assert areas.mean() == pytest.approx(0.5, abs=0.015)
+    assert areas.var() == pytest.approx(1 / (4 * (2 * 0.2 + 1)), abs=0.005)
+
+
 def test_cutmix_targets_equal_the_share_of_pixels():
     count = 400
     first = torch.arange(count) < count // 2

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vitreous.model import ViT, ViTConfig
-from vitreous.model.positions import resample_positions
+from vitreous.model.positions import resample_positions, rotary_table
 
 SMALL = {"image_size": (8, 12), "patch_size": 4, "dim": 16, "depth": 3, "heads": 2, "num_classes": 5}
 VARIANTS = [
@@ -534,6 +534,12 @@ def test_another_size_is_read_as_a_model_of_that_size_with_resampled_positions_d
     torch.testing.assert_close(large(images), other(images))
     large(images).sum().backward()
     assert large.positions.grad.abs().min() > 0  # all places learn
+
+
+def test_rotary_positions_of_another_size_are_resampled():
+    model = small(positions="rope", registers=2)
+    model.read_size((16, 24))
+    torch.testing.assert_close(model.rotary, rotary_table((4, 6), 8, 3, of=(2, 3)))
 
 
 def test_a_size_that_patches_do_not_fit_is_refused():

@@ -215,6 +215,24 @@ def test_trained_weights_are_named_as_the_start(tmp_path, probe, words):
     assert ("The head was fitted in one go" in page.text) == probe
 
 
+def test_classes_pairs_and_curves_are_those_that_were_counted(trained):
+    counts, names = np.array([[3, 1, 0], [0, 4, 0], [2, 0, 0]]), ("ant", "bee", "cat")
+    cells = (
+        r'class="name">(\w+)</th>.*?<td>([\d.]+%)</td><td><small>.*?</small></td><td>(.*?)</td><td>(.*?)</td><td>(\d)'
+    )
+    assert re.findall(cells, answers._classes(counts, names)) == [
+        ("cat", "0.0%", "&ndash;", "0.0%", "2"),
+        ("ant", "75.0%", "60.0%", "66.7%", "4"),
+        ("bee", "100.0%", "80.0%", "88.9%", "4"),
+    ]
+    pair = 'class="name">cat</th><td class="name left">ant</td><td>2</td><td>100.0%</td>'
+    assert pair in answers._pairs(counts, names)
+    with (trained.folder / "metrics.csv").open() as file:
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    page = (trained.folder / "report.html").read_text()
+    assert f"validation from {losses[0]:.4g} to {losses[-1]:.4g}" in page
+
+
 @pytest.mark.parametrize("classes", [2, 21, 40])
 def test_few_and_many_classes(tmp_path, classes):
     pixels = np.random.default_rng(0).integers(0, 256, (4 * classes, 3, 8, 8), np.uint8)

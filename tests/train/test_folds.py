@@ -48,6 +48,17 @@ def rows_of(image_set, split):
     return [known[image.tobytes()] for image in split.images.array]
 
 
+@pytest.mark.parametrize(("more", "split"), [({}, "val"), ({"folds": 3, "fold": 1}, "test")])
+def test_the_split_seed_cuts_the_parts(more, split):
+    data = tiny_set()
+
+    def rows(seed):
+        options = tiny_recipe(data={"val_fraction": 0.25, "split_seed": seed} | more).data
+        return rows_of(data, data.divided(options).splits[split])
+
+    assert rows(0) == rows(0) != rows(1)
+
+
 def test_every_image_is_held_out_once_and_all_parts_have_the_same_classes():
     data = tiny_set(count=51)
     held = []

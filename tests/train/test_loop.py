@@ -179,15 +179,19 @@ def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile
 
 def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
     """Traced as for compiling, but run by the ordinary kernels, so that every bit can be compared."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, backend="eager"))
-    runs = {}
+    compile_, sizes, runs = torch.compile, [], {}
+
+    def traced(model, **_):
+        call = compile_(model, backend="eager")
+        return lambda images: sizes.append(len(images)) or call(images)
+
+    monkeypatch.setattr(torch, "compile", traced)
     for choice in (False, True):
         recipe = tiny_recipe(epochs=1, compile=choice, model={"drop_path": 0.3, "dropout": 0.1}, optim={"ema": 0.9})
         runs[choice] = fit(
             recipe, tiny_set(channels=3), out=tmp_path / str(choice), pictures=False, console=Console(quiet=True)
         )
-    assert equal(weights_of(runs[True].folder), weights_of(runs[False].folder))
+    assert sizes == [8] * 4 and equal(weights_of(runs[True].folder), weights_of(runs[False].folder))
     checkpoints = [torch.load(run.folder / "checkpoints" / "last.pt", weights_only=True) for run in runs.values()]
     for part in ("model", "average", "optimizers"):
         assert equal(checkpoints[0][part], checkpoints[1][part])

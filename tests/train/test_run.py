@@ -53,7 +53,7 @@ from vitreous.train import job as job_module
 from vitreous.train import loop, outcome
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, claim, claimed
-from vitreous.train.order import epoch_order
+from vitreous.train.order import epoch_order, epoch_rows
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -511,14 +511,69 @@ def test_the_random_state_before_a_run_does_not_matter(trained):
     assert equal(weights_of(first.folder), weights_of(second.folder))
 
 
+def test_mixing_stops_where_the_recipe_says(trained, monkeypatch):
+    mixed, original = [], loop.augment_batch
+
+    def spy(*args):
+        images, targets = original(*args)
+        mixed.append(targets.ndim == 2)
+        return images, targets
+
+    monkeypatch.setattr(loop, "augment_batch", spy)
+    trained(tiny_recipe(augment={"cutmix": 1.0, "mix_until": 0.5}), tiny_set())
+    assert mixed == [True] * STEPS + [False] * STEPS
+
+
+def test_images_are_fitted_as_the_recipe_says(trained):
+    pixels, labels = stripes(48, side=16)
+    data = ImageSet.from_arrays(pixels[..., :8], labels, class_names=CLASSES)  # 16 x 8
+    how = {"fit": "squash", "crop_fraction": 0.5}
+    recipe = tiny_recipe(epochs=1, model={"image_size": 8}, data=how, augment={"crop_scale": (0.25, 1)})
+    preprocess = trained(recipe, data).bundle.preprocess
+    assert (preprocess.fit, preprocess.crop_fraction) == ("squash", 0.5)
+
+
+def test_the_seed_is_that_of_the_order_the_looks_and_the_start_weights(trained):
+    labels, found = torch.arange(36) % 3, []
+    for seed in (0, 1):
+        recipe = tiny_recipe(epochs=1, seed=seed, augment={"rotation": 20}, optim=FROZEN)
+        order, draws = epoch_rows(labels, recipe, 0)
+        looks = draws[order.argsort()]  # image by image
+        found.append((order, looks, weights_of(trained(recipe, tiny_set(), str(seed)).folder)))
+    (order, looks, weights), (other_order, other_looks, other_weights) = found
+    assert not torch.equal(order, other_order) and not torch.equal(looks, other_looks)
+    assert not equal(weights, other_weights)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_images_give_the_weights_of_resident_ones(trained, workers):
+def test_streamed_images_give_the_weights_of_resident_ones(trained, workers, monkeypatch):
     options = EVERYTHING | {"epochs": 1}
     resident = trained(tiny_recipe(**options), tiny_set(), "a")
     data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": workers}
+    made, original = [], job_module.Batches
+
+    def record(*given, **options):
+        made.append(original(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(job_module, "Batches", record)
     streamed = trained(tiny_recipe(**options, data=data), tiny_set(), "b")
     assert equal(weights_of(resident.folder), weights_of(streamed.folder))
     assert untimed(resident.results) == untimed(streamed.results)
+    assert {(batches.resident, batches.workers) for batches in made} == {(False, workers)}
+
+
+def test_a_batch_is_computed_in_as_many_parts_as_are_asked_for(trained, monkeypatch):
+    seen, forward = [], ViT.forward
+
+    def spy(self, images):
+        if self.training:
+            seen.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(ViT, "forward", spy)
+    trained(tiny_recipe(epochs=1, optim={"accumulate": 3}), tiny_set())
+    assert seen == [3, 3, 2] * STEPS
 
 
 def test_the_parts_of_a_batch_add_up_to_the_whole(trained):

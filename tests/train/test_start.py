@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of
 
 from vitreous.card import write_shared
+from vitreous.cli.asked import asked_model
 from vitreous.data.images import ImageSet
+from vitreous.embedding import load_features
 from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
@@ -23,7 +25,7 @@ from vitreous.train import choose
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
 from vitreous.train.start import check_start, load_start
-from vitreous.weights import Bundle
+from vitreous.weights import Bundle, from_timm
 
 OTHERS = ("x", "y", "z", "w")
 STILL = {"learning_rate": 1e-60, "batch_size": 8}  # no weight moves
@@ -105,6 +107,18 @@ def test_the_preprocessing_of_the_weights_is_used_and_kept(started, source):
     run = started()
     assert run.bundle.preprocess == theirs and run.bundle.preprocess.fit == "squash"
     assert "fit: squash" in (run.folder / "recipe.yaml").read_text()
+
+
+def test_bare_weights_start_where_their_architecture_is_given(tmp_path, monkeypatch):
+    bundle, file = tiny_bundle(seed=1), tmp_path / "bare.safetensors"
+    save_file(from_timm.to_theirs(bundle.model.state_dict(), bundle.model.config), file)
+    size = {"embed_dim": 16, "depth": 1, "num_heads": 2, "in_chans": 1}
+    monkeypatch.setitem(from_timm.ARCHITECTURES, "vit_mini", (size, 4, 8, 1.0, {"mean": (0.4,), "std": (0.2,)}))
+    start = load_start(make_recipe({"start": {"weights": str(file), "arch": "vit_mini"}}, "test"), CLASSES)
+    models = [start.model, asked_model(str(file), "vit_mini", None).model]
+    models.append(load_features(file, "vit_mini").model)
+    for model in models:
+        assert torch.equal(model.blocks[0].mlp.fc1.weight, bundle.model.blocks[0].mlp.fc1.weight)
 
 
 def test_gray_images_reach_a_model_of_colour(started, tmp_path):
