@@ -345,7 +345,7 @@ def with_and_without() -> Figure:
         length.semilogy([x.norm(dim=-1).mean().item() for x in states], color=color, ls=style, lw=2.5, label=name)
     plain(unlike, "how much the tokens of an image differ", "blocks passed", "1 - mean cosine, logarithmic")
     unlike.set_ylim(1e-12, 3)  # float64 rounds off what is much smaller
-    plain(length, "how long they are", "blocks passed", "mean norm, logarithmic")
+    plain(length, "how long they are", "blocks passed", "mean length, logarithmic")
     length.legend(frameon=False, fontsize=11, loc="lower left")
     return chart
 
