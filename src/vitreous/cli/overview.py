@@ -9,8 +9,8 @@ import typer
 def summary(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
     image_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
-    channels: Annotated[int | None, typer.Option(min=1, help="Of colour.")] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="That it answers with.")] = None,
+    channels: Annotated[int | None, typer.Option(min=1, help="Of an image.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="To tell apart.")] = None,
 ) -> None:
     """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
     from pydantic import ValidationError
