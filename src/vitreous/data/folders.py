@@ -21,16 +21,16 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     Classes go by their sorted names.
     """
     inside = _subfolders(root)
-    splits_of = {key: SPLITS[key.lower()] for key in inside if key.lower() in SPLITS}
-    all_splits = inside and len(splits_of) == len(inside)
-    for folder in map(inside.get, splits_of):
-        if _has_images(folder) and _subfolders(folder).keys() & inside.keys():
-            raise ValueError(f"{folder} has images beside folders of classes: move them")
-    splits_of = {key: split for key, split in splits_of.items() if not _has_images(inside[key])}  # else it is a class
+    named = [key for key in inside if key.lower() in SPLITS]
+    classes_too = [key for key in named if _has_images(inside[key])]  # called as a split is, as in CIFAR-100
+    for key in classes_too:
+        if _subfolders(inside[key]).keys() & inside.keys():
+            raise ValueError(f"{inside[key]} has images beside folders of classes: move them")
+    splits_of = {key: SPLITS[key.lower()] for key in named if key not in classes_too}
     if "train" in splits_of.values():
         if ignored := [key for key in inside if key not in splits_of]:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
-    elif all_splits:
+    elif inside and len(named) == len(inside):
         raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
     if len(set(splits_of.values())) < len(splits_of):
         raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")

@@ -19,7 +19,7 @@ from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
-from vitreous.train.optim import Average, rate_factor, set_rates
+from vitreous.train.optim import Average, rate_factor, set_rates, update
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
 
 CHECKPOINT_SECONDS = 60
@@ -150,19 +150,8 @@ def train_loop(
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
             totals += sums
-            for optimizer in optimizers:
-                scaler.unscale_(optimizer)  # nothing but in float16
-            finite = True
-            if optim.clip is not None or scaler.is_enabled():
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip or math.inf)
-                finite = not scaler.is_enabled() or bool(norm.isfinite())
             set_rates(optimizers, rate_factor(optim, progress * total, total))
-            for optimizer in optimizers:
-                if finite:  # all of them or none
-                    optimizer.step()
-                optimizer.zero_grad()
-            scaler.update()
-            if not finite and scaler.get_scale() < 1:  # halved each time
+            if not update(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
                 raise FloatingPointError(
                     f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
                     "are scaled: start again, into another --out, with lower rates or precision=float32"

@@ -1,4 +1,4 @@
-"""Optimisers over the right groups of weights, their rate by step, and the moving average of the weights."""
+"""Optimisers over the right groups of weights, their steps and their rate, and the moving average of the weights."""
 
 import copy
 import math
@@ -147,6 +147,26 @@ def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
+
+
+def update(model: nn.Module, optimizers: list, scaler: torch.amp.GradScaler, clip: float | None) -> bool:
+    """Clip the gradients, of all weights together, take a step of every optimiser, and clear them.
+
+    scaler: what float16's gradients were multiplied by; for others it is disabled. Where one has overflowed, no
+    optimiser takes its step, and False is returned.
+    """
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    finite = True
+    if clip is not None or scaler.is_enabled():
+        norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
+        finite = not scaler.is_enabled() or bool(norm.isfinite())
+    for optimizer in optimizers:
+        if finite:
+            optimizer.step()
+        optimizer.zero_grad()
+    scaler.update()
+    return finite
 
 
 class Average:
