@@ -1,15 +1,15 @@
 """The same Vision Transformer from six sources, trained and run side by side.
 
-    python benchmarks/peers.py                 # 32 px, minutes on two cores; writes results/peers-float32.json or -bf16
-    python benchmarks/peers.py --model B/16    # 224 px; writes results/peers-B-16-float32.json or -bf16
+    python benchmarks/peers.py                 # 32 px, minutes on two cores; writes results/peers-avx2.json or the like
+    python benchmarks/peers.py --model B/16    # 224 px; writes results/peers-B-16-avx2.json or the like
     python benchmarks/peers.py --compiled      # each of them through torch.compile too, which takes much longer
     python benchmarks/peers.py --quick         # seconds, on a toy batch; writes nothing
 
 All get the same batch, AdamW and loss, a class token and learned positions; every peer runs in float32 and, where the
-processor has units for it, under bf16 autocast (the file is named after ours' default there). Each has a process of its
-own, as its user would run it: ours keeps on a CPU what memory a step frees (`device.keep_memory`), and stands there
-without that too. Beside images a second stand the share of the machine's matrix-product rate in that precision that
-the model's products reach, and the peak memory of training.
+processor has units for it, under bf16 autocast. Each has a process of its own, as its user would run it: ours keeps on
+a CPU what memory a step frees (`device.keep_memory`), and stands there without that too. Beside images a second stand
+the share of the machine's matrix-product rate in that precision that the model's products reach, and the peak memory of
+training.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.device import autocast, peak_memory, pick_device, pick_precision
+from vitreous.device import autocast, has_amx, peak_memory, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
@@ -271,6 +271,13 @@ def start(
     return processes, missing, parameters
 
 
+def units(device: torch.device) -> str:
+    """What multiplies matrices there, after which the results are named: `avx2`, `avx512`, `amx`, or a GPU's type."""
+    if device.type != "cpu":
+        return device.type
+    return "amx" if has_amx() else torch.backends.cpu.get_cpu_capability().lower()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="small")
@@ -321,7 +328,8 @@ def main() -> None:
         results |= {"rounds": rounds, "steps": steps}
         results |= {"gflop_per_image": {kind: count / shape.batch / 1e9 for kind, count in work.items()}}
         model = "" if options.model == "small" else f"-{options.model.replace('/', '-')}"
-        save(RESULTS / f"peers{model}-{default}.json", results | {"default": default, "missing": missing, "rows": rows})
+        results |= {"default": default, "missing": missing, "rows": rows}
+        save(RESULTS / f"peers{model}-{units(device)}.json", results)
 
 
 def show(rows: list[dict], missing: dict[str, str], default: str) -> None:

@@ -17,7 +17,12 @@ EXPLAINED = {
     "cifar100": "models/cifar100",
     "digits-attention": "recipe digits",
 }
-PEERS = [f"peers{model}-{precision}" for model in ("", "-Ti-16", "-B-16") for precision in ("float32", "bf16")]
+UNITS = {"amx": "AMX", "avx512": "AVX-512 with bf16", "avx2": "AVX2"}  # what multiplied matrices, by the files' names
+PEERS = {  # results, and what they were measured with
+    f"peers{model}-{units}": f"{title}, {name}"
+    for model, title in {"": "32 px", "-Ti-16": "Ti/16", "-B-16": "B/16"}.items()
+    for units, name in UNITS.items()
+}
 PHOTOGRAPHS = "paper-b16-pizza--ours--pizza--5-folds--"  # results of recipe pizza, one a repetition
 TUNED = {
     "probe": "DeiT-Tiny, a probe of the class token",
@@ -56,19 +61,14 @@ def speed(results: dict[str, dict]) -> str:
         next(row["faster_than_peer_by"] for row in loading["rows"] if f"later epochs, {way}" in row["name"])
         for way in ("streamed", "in memory")
     ]
-    columns = {name: lead(results[name]) for name in sorted(PEERS, key=lambda name: "float32" in name)}
-    head = [
-        f"{results[name]['model'].replace('small', '32 px')}, {'AMX' if name.endswith('bf16') else 'AVX2'}"
-        for name in columns
-    ]
-    names = list(next(iter(columns.values())))
-    rows = [[name, *(f"{column[name]:.2f}" for column in columns.values())] for name in names]
+    leads = {title: lead(results[name]) for name, title in PEERS.items()}
+    rows = [[title, *(f"{ratio:.2f}" for ratio in ratios.values())] for title, ratios in leads.items()]
     return (
         "How many times as fast the same model trains here as in each of these, all as they come, each at its better "
         "precision (Ti/16 and B/16: at 224 px):\n\n"
-        f"{markdown(['times as fast as', *head], rows)}\n\n"
-        "With AMX the lead is over torch's fused attention, which is slow there in bf16; without, most of it is kept "
-        f"memory. In inference it is {answering([results[name] for name in PEERS])} times as fast as timm, "
+        f"{markdown(['', *leads['32 px, AMX']], rows)}\n\n"
+        "In bf16 the lead is over torch's fused attention, which is slow there; in float32, with AVX2, most of it is "
+        f"kept memory. In inference it is {answering([results[name] for name in PEERS])} times as fast as timm, "
         "transformers and vit-pytorch in the same precision. It augments 32 px images "
         f"{light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) as fast as torchvision "
         "image by image, and from the second epoch on it hands out a folder of JPEGs, kept at the model's size, "
