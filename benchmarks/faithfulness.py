@@ -9,11 +9,11 @@ method has to beat. Writes benchmarks/results/faithfulness-NAME.json, NAME being
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from measure import RESULTS, save
 
 from vitreous.data.sources import load
+from vitreous.data.stores import even_rows
 from vitreous.device import pick_device
 from vitreous.explain import METHODS, explanation_maps, faithfulness, random_maps
 from vitreous.explain.explanations import batch_size
@@ -31,7 +31,7 @@ def main() -> None:
     device = pick_device(options.device)
     bundle = Bundle.of(options.run)
     model, split = bundle.model.to(device), load(options.data).test
-    rows = np.unique(np.linspace(0, len(split) - 1, options.images).astype(int))
+    rows = even_rows(len(split), options.images)
     pixels = torch.from_numpy(split.images.read(rows, bundle.preprocess))
     areas: dict[str, list[torch.Tensor]] = {name: [] for name in (*METHODS, "random")}
     right = 0

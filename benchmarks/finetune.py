@@ -157,7 +157,7 @@ def main() -> None:
                 results[name] = summed_up(measure())
                 results[name] |= {"settings": settings} if name == "finetune" else {}
     if not options.quick:
-        save(file, {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(pick_device())} | results)
+        save(file, results | {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(pick_device())})
     for name in ("probe", "probe_cls_mean", "finetune"):
         if name in results:
             line = "{0}: top-1 {mean:.2%} +- {sd:.2%} over {n} folds, {split:.2%} on the split"

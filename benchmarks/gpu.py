@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--out", type=Path, help="for results [default: WORK/out]")
-    common.add_argument("--work", type=Path, default=Path("runs/gpu"), help="for runs and notes [default: runs/gpu]")
+    common.add_argument("--work", type=Path, help="for runs and notes [default: runs/gpu, runs/gpu-toy with --toy]")
     common.add_argument("--data", type=Path, help="folder with cifar10/ and the like [default: $VITREOUS_DATA]")
     common.add_argument("--minutes", type=float, default=8.0, help="after which nothing new is begun [default: 8]")
     common.add_argument("--device", default="auto")
@@ -105,6 +105,7 @@ def main() -> None:
         options.overrides += more  # that stand behind an option
     options.device = torch.device("cpu") if options.toy else pick_device(options.device)
     options.deadline = time.monotonic() + 60 * options.minutes
+    options.work = options.work or Path("runs/gpu-toy" if options.toy else "runs/gpu")
     options.out = options.out or options.work / "out"
     options.out.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.device import autocast, has_amx, peak_memory, pick_device, pick_precision
+from vitreous.device import autocast, has_amx, has_fast_bf16, peak_memory, pick_device, pick_precision
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
@@ -272,10 +272,10 @@ def start(
 
 
 def units(device: torch.device) -> str:
-    """What multiplies matrices there, after which the results are named: `avx2`, `avx512`, `amx`, or a GPU's type."""
-    if device.type != "cpu":
-        return device.type
-    return "amx" if has_amx() else torch.backends.cpu.get_cpu_capability().lower()
+    """What multiplies matrices there, after which the results are named: `avx2`, `avx512-bf16`, `amx`, `cuda`, ..."""
+    if device.type != "cpu" or has_amx():
+        return "amx" if device.type == "cpu" else device.type
+    return torch.backends.cpu.get_cpu_capability().lower() + "-bf16" * has_fast_bf16(device)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/time_to_accuracy.py cifar10-cpu                         # 5, 15, 30 and 60 minutes
     python benchmarks/time_to_accuracy.py cifar10-cpu --limits 30m --seeds 3
-    python benchmarks/time_to_accuracy.py digits --quick                      # seconds; writes nothing
+    python benchmarks/time_to_accuracy.py digits --quick                      # seconds; writes no result
 
 Each limit writes a results file of its own as soon as it is done, as `benchmarks/recipes.py RECIPE time_limit=5m` does,
 and is not run again; an interrupted one goes on.

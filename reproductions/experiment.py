@@ -19,7 +19,7 @@ from vitreous.augment import Augment, augment, draw, plan
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.data.stores import ArrayImages
+from vitreous.data.stores import ArrayImages, even_rows
 from vitreous.device import cpu_capabilities, pick_device
 from vitreous.metrics import classification_metrics, watched
 from vitreous.model.attention import Attention
@@ -254,7 +254,7 @@ def plain(image_set: ImageSet, side: int) -> Preprocess:
 
 def few(split: Split, count: int, preprocess: Preprocess) -> Split:
     """An even sample of a split, only whose images are decoded."""
-    rows = np.linspace(0, len(split) - 1, min(count, len(split))).astype(int)
+    rows = even_rows(len(split), count)
     return Split(ArrayImages(split.images.read(rows, preprocess)), split.labels[rows])
 
 

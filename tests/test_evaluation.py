@@ -1,5 +1,7 @@
 """Figures of a model on a split: the right images with the right labels, by class name."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +70,7 @@ def test_without_test_images_those_for_validation_are_judged_else_all(bundle):
     data = replace(tiny_set(), val=tiny_set().test, test=None)
     assert data.judged == "val" and evaluate(bundle, data, **EXACT)["count"] == 12
     data = replace(data, val=None)
-    assert data.judged == "train" and judge_run(bundle, data, **EXACT).name == "train"
+    assert data.judged == "train" and judge_run(bundle, data, **EXACT).name == "given"
     assert tiny_set().judged == "test"
 
 
@@ -170,16 +172,33 @@ def test_a_run_is_judged_with_the_memory_and_the_workers_that_its_recipe_allows(
     assert (asked["memory_budget"], asked["workers"]) == (3 << 30, 0)
 
 
-def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path):
+@pytest.mark.parametrize("skip_broken", [False, True])
+def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path, skip_broken):
     folder = write_images(tmp_path / "photos", 10)
-    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
+    if skip_broken:
+        (folder / "ant" / "bad.png").write_text("no picture")
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1, "skip_broken": skip_broken})
     run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     counts = {name: len(split) for name, split in own_data(run.folder).splits.items()}
-    first = next(folder.rglob("*.png"))
-    first.with_name("another.png").write_bytes(first.read_bytes())
-    assert len(load(folder).divided(recipe.data).train) == counts["train"]  # as many as before
+    if skip_broken:
+        (folder / "ant" / "bad.png").unlink()
+    else:
+        first = next(folder.rglob("*.png"))
+        first.with_name("another.png").write_bytes(first.read_bytes())
+        assert len(load(folder).divided(recipe.data).train) == counts["train"]  # as many as before
     with pytest.raises(ValueError, match=rf"^{folder} has changed since {run.folder} was trained on it"):
         evaluate(run.folder, split="val", **EXACT)
+
+
+def test_a_record_of_before_does_not_tell_broken_files_from_changes(tmp_path):
+    folder = write_images(tmp_path / "photos", 10)
+    (folder / "ant" / "bad.png").write_text("no picture")
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1, "skip_broken": True})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    record = json.loads((run.folder / "data.json").read_text())
+    del record["listed"]
+    (run.folder / "data.json").write_text(json.dumps(record))
+    assert evaluate(run.folder, split="val", **EXACT)["count"] == 3
 
 
 def test_other_data_may_be_named(run, tmp_path):
@@ -191,6 +210,28 @@ def test_other_data_may_be_named(run, tmp_path):
 def test_data_that_is_not_split_is_judged_whole(run, tmp_path):
     other = write_images(tmp_path / "other", 3, seed=9)
     assert evaluate(run.folder, other, **EXACT) == evaluate(run.folder, other, split="train", **EXACT)
+    assert judge_run(run.folder, other, **EXACT).name == "given"
+    assert judge_run(run.folder, other, split="train", **EXACT).name == "train"
+
+
+def test_images_of_one_class_are_judged(run, tmp_path):
+    other = write_images(tmp_path / "other", 3, seed=9)
+    for name in CLASSES[1:]:
+        shutil.rmtree(other / name)
+    figures = evaluate(run.folder, other, **EXACT)
+    assert figures["count"] == 3 and 0 <= figures["top1"] <= 1
+
+
+def test_who_judges_a_run_on_what_it_learnt_from_is_warned(tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    caplog.clear()
+    evaluate(run.folder, write_images(tmp_path / "other", 3, seed=9), **EXACT)
+    evaluate(run.folder, **EXACT)
+    assert not caplog.messages
+    evaluate(run.folder, folder, **EXACT)
+    assert caplog.messages == [f"{folder} is what the model learnt from: its figures will be too good"]
 
 
 def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):

@@ -2,9 +2,12 @@
 
 import json
 import runpy
+import shutil
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -107,6 +110,8 @@ def test_onnx_has_one_float_input_whose_batch_alone_is_dynamic_and_says_how_to_u
     assert said["opset"] == "20" == str(model.opset_import[0].version)
     assert Preprocess.model_validate_json(said["preprocess"]) == Bundle.load(run / "model").preprocess
     assert json.loads(said["class_names"]) == list(CLASSES)
+    assert said["picture"].startswith("gray; upright")
+    assert graphs.metadata(tiny_bundle(channels=3), False)["picture"].startswith("RGB, in this order; upright")
     assert "no temperature is applied" in said["output"] and "float32 (batch, 1, 8, 8)" in said["input"]
 
 
@@ -244,6 +249,20 @@ def test_rounded_answers_without_labels_are_judged_by_their_agreement():
     assert "top1" not in figures and faults(figures, 0.005, rounded=True).startswith("the share of other answers is")
 
 
+def test_images_may_be_named_to_check_on(run, tmp_path):
+    write_images(tmp_path / "others", 5, seed=3)
+    (tmp_path / "others" / "ant").rename(tmp_path / "others" / "zebra")
+    with pytest.raises(ValueError, match="others: train has class 'zebra' that the model lacks"):
+        find_inputs(run, tiny_bundle(), 242, 1000, str(tmp_path / "others"))
+    shutil.rmtree(tmp_path / "others" / "zebra")
+    inputs = find_inputs("nowhere", tiny_bundle(), 242, 1000, str(tmp_path / "others"))
+    assert inputs.name == "242 images of others, train, 10 different ones"
+    assert inputs.labels[:10].tolist() == [1] * 5 + [2] * 5  # as the model counts its classes
+    (tmp_path / "others" / "bee" / "bad.png").write_text("no picture")
+    with pytest.raises(ValueError, match=r"bad\.png"):
+        find_inputs(run, tiny_bundle(), 242, 1000, str(tmp_path / "others"))
+
+
 def test_own_images_that_cannot_be_reached_are_done_without(run, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -364,6 +383,26 @@ def test_the_command_says_where_it_wrote_and_how_far_it_differs(vitreous, run):
     assert receipt["format"] == "timm" and receipt["max_abs_difference"] == 0
 
 
+def test_the_command_checks_on_the_images_that_are_named(vitreous, run, tmp_path, monkeypatch):
+    write_images(tmp_path / "others", 5, seed=3)
+    code, out, _ = vitreous("export", run, "timm", "--data", tmp_path / "others", "--out", tmp_path / "timm")
+    assert code == 0 and "242 images of others, train, 15 different ones: logits differ" in out
+    monkeypatch.setattr("vitreous.export.deploy.compare", lambda *_: pytest.fail("the DATA was looked for too late"))
+    code, _, err = vitreous("export", run, "timm", "--data", tmp_path / "nowhere")
+    assert code == 2 and "nowhere" in err
+
+
+@needs_onnx
+def test_the_command_says_that_int8_was_judged_on_noise(vitreous, tmp_path):
+    tiny_bundle().save(tmp_path / "model")
+    told = "what rounding costs in top-1 was not measured"
+    code, out, _ = vitreous("export", tmp_path / "model", "int8", "--tolerance", "1")
+    assert code == 0 and "242 images of noise" in out and told in out
+    write_images(tmp_path / "others", 5, seed=3)
+    code, out, _ = vitreous("export", tmp_path / "model", "int8", "--tolerance", "1", "--data", tmp_path / "others")
+    assert code == 0 and "images of others" in out and told not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -424,7 +463,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, monkeypatch):
 def test_a_missing_package_is_named_with_its_way_in(vitreous, run, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnxscript" else 1)
     code, _, err = vitreous("export", run, "onnx")
-    assert (code, err) == (2, 'vitreous: onnx needs onnxscript: pip install "vitreous[export]"\n')
+    assert (code, err) == (2, f'vitreous: onnx needs onnxscript: {sys.executable} -m pip install "vitreous[export]"\n')
 
 
 def test_a_shipped_model_needs_a_place_to_go(vitreous, tmp_path, monkeypatch):
@@ -459,13 +498,17 @@ def hub(monkeypatch):
 
     calls = []
 
-    def create_repo(self, repo_id, *, exist_ok):
-        calls.append(("create", repo_id, exist_ok))
+    def create_repo(self, repo_id, *, private, exist_ok):
+        calls.append(("create", repo_id, private, exist_ok))
 
     def upload_folder(self, *, repo_id, folder_path, commit_message):
         calls.append(("upload", repo_id, {file.name: file.read_bytes() for file in folder_path.iterdir()}))
 
+    def repo_info(self, repo_id):
+        return SimpleNamespace(private=repo_id != "me/public")
+
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", repo_info)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
     return calls
 
@@ -473,7 +516,7 @@ def hub(monkeypatch):
 def test_push_uploads_the_model_with_its_record_and_card(vitreous, run, hub):
     code, out, err = vitreous("push", run, "me/stripes")
     assert (code, err) == (0, "") and out.endswith("uploaded to me/stripes\n")
-    assert hub[0] == ("create", "me/stripes", True) and hub[1][:2] == ("upload", "me/stripes") and len(hub) == 2
+    assert hub[0] == ("create", "me/stripes", None, True) and hub[1][:2] == ("upload", "me/stripes") and len(hub) == 2
     files = hub[1][2]
     assert sorted(files) == SHARED
     assert files["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
@@ -483,6 +526,14 @@ def test_push_uploads_the_model_with_its_record_and_card(vitreous, run, hub):
     assert "hf download me/stripes --local-dir stripes\nvitreous predict stripes photo.jpg\n" in card
     assert "vitreous train DATA --recipe stripes/recipe.yaml" in card and "- epochs: 40" in card and "## Limits" in card
     assert "None" not in card and "nan" not in card
+
+
+def test_push_makes_a_private_repository_where_that_is_asked_for(vitreous, run, hub):
+    assert vitreous("push", run, "me/stripes", "--private")[0] == 0
+    assert [call[0] for call in hub] == ["create", "upload"] and hub[0] == ("create", "me/stripes", True, True)
+    code, _, err = vitreous("push", run, "me/public", "--private")
+    assert code == 2 and "me/public is there already and is public: make it private on the Hub" in err
+    assert [call[0] for call in hub[2:]] == ["create"]
 
 
 def test_broken_images_that_the_run_left_out_are_left_out_here(tmp_path):

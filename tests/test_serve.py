@@ -1,5 +1,7 @@
 """A model behind HTTP: the answers of `predict`, for a program and on a page; refusals that say why; one at a time."""
 
+import csv
+import errno
 import io
 import json
 import re
@@ -11,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -21,7 +25,7 @@ from vitreous import extras, serve
 from vitreous.explain import explain
 from vitreous.prediction import predict
 from vitreous.report.pictures import heated, picture
-from vitreous.serve import MOST, Service, listen
+from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
 UNKNOWN = "the image: no picture of a kind that Pillow knows"
@@ -204,18 +208,63 @@ def test_a_host_that_is_none_of_this_machine_is_told(tmp_path, vitreous, host, s
     assert (code, err) == (2, f"vitreous: {said}\n")
 
 
+def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch, caplog):
+    images, path = encoded(3), tmp_path / "asked.csv"
+    for _ in range(2):  # a second server adds to it
+        client = TestClient(Service(bundle, name="stripes", device="cpu", on_answer=AnswerLog(path)).app)
+        client.post("/predict", content=images[0])
+        client.post("/", files=[("images", (f"{i}.png", image)) for i, image in enumerate(images[1:])])
+        client.post("/predict", content=b"no image")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = predict(bundle, images, device="cpu", precision="float32")
+    assert [(row["answer"], float(row["probability"])) for row in rows] == 2 * [
+        (answer.classes[0], pytest.approx(answer.probabilities[0], rel=1e-5)) for answer in found
+    ]
+    assert datetime.fromisoformat(rows[0]["time"]) <= datetime.fromisoformat(rows[-1]["time"]) <= datetime.now(UTC)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(serve.csv, "writer", lambda file: SimpleNamespace(writerow=full))
+    assert client.post("/predict", content=images[0]).status_code == 200
+    assert caplog.messages[-1] == f"could not write {path}: No space left on device"
+
+
+def test_answers_are_noted_in_no_other_table(vitreous, bundle, tmp_path):
+    bundle.save(tmp_path / "model")
+    other = tmp_path / "answers.csv"
+    other.write_text("split,row\n")
+    code, _, err = vitreous("serve", tmp_path / "model", "--log", other)
+    assert (code, err) == (2, f"vitreous: {other} is another table: name a new file with --log\n")
+    assert other.read_text() == "split,row\n"
+
+
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "python_multipart"])
 def test_a_missing_package_is_named_with_its_way_in(tmp_path, vitreous, monkeypatch, package):
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == package else 1)
     code, _, err = vitreous("serve", str(tmp_path))
-    assert (code, err) == (2, f'vitreous: serve needs {package}: pip install "vitreous[serve]"\n')
+    assert (code, err) == (2, f'vitreous: serve needs {package}: {sys.executable} -m pip install "vitreous[serve]"\n')
 
 
 @pytest.fixture
 def server(tmp_path, bundle):
     """The command: its process, and where it listens."""
     bundle.save(tmp_path)
-    command = [sys.executable, "-m", "vitreous", "serve", ".", "--port", "0", "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "serve",
+        ".",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--log",
+        "log/asked.csv",
+    ]
+    (tmp_path / "log").mkdir()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             line = process.stdout.readline()
@@ -233,6 +282,7 @@ def test_ctrl_c_ends_the_command(server, tmp_path):
         assert f"<h1>{tmp_path.name}</h1>".encode() in response.read()
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+    assert len((tmp_path / "log" / "asked.csv").read_text().splitlines()) == 2  # its head and the answer
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(server):

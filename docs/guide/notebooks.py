@@ -9,6 +9,12 @@ from pathlib import Path
 
 from chapters import BLOCK, GUIDE, chapters
 
+HOME = """import os
+from pathlib import Path
+
+import vitreous
+
+os.chdir(Path(vitreous.__file__).parents[2])  # the checkout, whose files the chapters read"""
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -20,8 +26,7 @@ def notebook(chapter: Path, out: Path) -> dict:
         cells += [_markdown(text[end : block.start()], out), _code(block["code"], block["output"] or "")]
         end = block.end()
     cells.append(_markdown(text[end:], out))
-    root = Path(os.path.relpath(GUIDE.parent.parent, out)).as_posix()  # whose files the chapters read
-    cells = [_code(f'import os\n\nos.chdir("{root}")', ""), *(cell for cell in cells if cell["source"])]
+    cells = [_code(HOME, ""), *(cell for cell in cells if cell["source"])]
     for i, cell in enumerate(cells):
         cell["id"] = f"cell-{i}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -1,5 +1,6 @@
 """Judge a trained model on a split: figures, and the logits they came from."""
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
+log = logging.getLogger("vitreous")
+
 
 class Judged(NamedTuple):
     """A bundle's answers on a split."""
@@ -40,7 +43,7 @@ class Judged(NamedTuple):
     seconds: float
     """That the answers took, from images that lay decoded; reading is part of it where they do not fit in memory."""
     name: str = ""
-    """Of the split, where it is one of a set."""
+    """Of the split, where it is one of a set; `given` for images that come in none."""
 
 
 def judge(
@@ -124,26 +127,35 @@ def judge_run(
     if precision == "auto":
         precision = own_precision(run)
     bundle = Bundle.of(run)
-    if data is None:
-        data = own_data(run)
-    image_set = data if isinstance(data, ImageSet) else load(data, skip_broken=skip_broken)
+    options = record_of(run)[1]
+    image_set = own_data(run) if data is None else data
+    if not isinstance(image_set, ImageSet):
+        image_set = load(image_set, skip_broken=skip_broken)
+    whole = data is not None and split is None and len(image_set.splits) == 1
+    if whole and image_set.source == options.source:
+        log.warning("%s is what the model learnt from: its figures will be too good", image_set.source)
     split = image_set.judged if split is None else split
-    chosen = image_set.splits.get(split)
-    if chosen is None:
+    if split not in image_set.splits:
         raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
-    if image_set.class_names != bundle.class_names:
-        names = [image_set.class_names[label] for label in chosen.labels]
-        labels = match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model")
-        chosen = Split(chosen.images, labels)
     return judge(
         bundle,
-        chosen,
+        as_known(bundle, image_set, split),
         device=where,
         precision=pick_precision(precision, where),
-        name=split,
-        options=record_of(run)[1],
+        name="given" if whole else split,
+        options=options,
         skip_broken=skip_broken or image_set.skip_broken,
     )
+
+
+def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
+    """A split with its labels counted as the model counts them, matched by class name. Raises ValueError for a class
+    that the model lacks."""
+    chosen = image_set.splits[split]
+    if image_set.class_names == bundle.class_names:
+        return chosen
+    names = [image_set.class_names[label] for label in chosen.labels]
+    return Split(chosen.images, match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model"))
 
 
 def record_of(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:

@@ -1,7 +1,11 @@
 """A trained model behind HTTP: a page for people, JSON for programs."""
 
+import csv
 import errno
+import logging
 import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from threading import Lock
@@ -23,6 +27,8 @@ from vitreous.report.layout import Section, gallery, lay_out, shot, sure, tiles
 from vitreous.report.pictures import cheap_method, heated, picture
 from vitreous.weights import Bundle
 
+log = logging.getLogger("vitreous")
+
 LARGEST = 32_000_000  # bytes of a request
 PIXELS = 64_000_000  # of an image, at most: decoding takes up to 16 bytes of memory for each
 MOST = 12  # images of one form
@@ -31,7 +37,7 @@ NAMED = 20  # classes that the page names
 FORM = f"""<form method="post" enctype="multipart/form-data">
 <label>Up to {MOST} images, {LARGEST // 10**6} MB in all:
 <input type="file" name="images" accept="image/*" multiple required></label> <button>Ask the model</button></form>
-<p class="note">The computer that serves this page answers, and keeps nothing of them.</p>
+<p class="note">The computer that serves this page answers, and keeps none of them.</p>
 <p class="note">A program gets JSON:</p><pre>curl --data-binary @photo.jpg $address</pre>"""
 FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 
@@ -39,8 +45,8 @@ FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 class Service:
     """A model that answers one request after the other, in float32; `app` is what an ASGI server runs.
 
-    run, device: as for `predict`, with its errors. name: of the model, for people. Raises ValueError for a model that
-    reads no pictures.
+    run, device: as for `predict`, with its errors. name: of the model, for people. on_answer gets each image's
+    likeliest class and its probability. Raises ValueError for a model that reads no pictures.
 
     - `GET /`: the page; `POST /`, its form: the page with the answers
     - `POST /predict?top=5`, the bytes of an image: {"classes": [...], "probabilities": [...]}, most likely first
@@ -49,8 +55,15 @@ class Service:
     What cannot be answered gets a status from 400 on, with {"error": "..."}, or the page that says so.
     """
 
-    def __init__(self, run: Path | str | Bundle, *, name: str, device: str = "auto"):
-        self.bundle, self.name, self.device = Bundle.of(run), as_text(name), device
+    def __init__(
+        self,
+        run: Path | str | Bundle,
+        *,
+        name: str,
+        device: str = "auto",
+        on_answer: Callable[[str, float], None] = lambda answer, probability: None,
+    ):
+        self.bundle, self.name, self.device, self.on_answer = Bundle.of(run), as_text(name), device, on_answer
         self.config = self.bundle.model.config
         if self.config.channels not in (1, 3):
             raise ValueError(f"the model reads {self.config.channels} channels: serve takes one of pictures, 1 or 3")
@@ -89,6 +102,7 @@ class Service:
         try:
             with self._alone:
                 (found,) = predict(self.bundle, image, top=top, device=self.device, precision="float32")
+                self.on_answer(found.classes[0], found.probabilities[0])
         except BrokenImage as error:
             raise HTTPException(400, str(error)) from error
         return JSONResponse({"classes": found.classes, "probabilities": found.probabilities})
@@ -101,6 +115,7 @@ class Service:
                 try:
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
                     shots.append(_answered(found, file))
+                    self.on_answer(found.classes[0], found.probabilities[0])
                 except BrokenImage as error:
                     notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
         if not shots:
@@ -145,6 +160,32 @@ def serve(service: Service, listener: socket.socket) -> None:
     Image.MAX_IMAGE_PIXELS = PIXELS // 2  # Pillow warns from here on, and refuses from twice as many
     options = {"log_level": "warning", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 3}
     uvicorn.Server(uvicorn.Config(service.app, **options)).run(sockets=[listener])
+
+
+class AnswerLog:
+    """A CSV file that grows by a line for each answer: when (UTC), the class, its probability; no image.
+
+    Raises ValueError for another table, OSError for a place where nothing can be written. A line that cannot be written
+    later on warns, and the answer goes out.
+    """
+
+    HEAD = ("time", "answer", "probability")
+
+    def __init__(self, path: Path):
+        self.file = path.open("a+", newline="", encoding="utf-8", buffering=1)
+        self.file.seek(0)
+        head = self.file.readline()
+        if head and tuple(head.strip().split(",")) != self.HEAD:
+            raise ValueError(f"{path} is another table: name a new file with --log")
+        if not head:
+            csv.writer(self.file).writerow(self.HEAD)
+
+    def __call__(self, answer: str, probability: float) -> None:
+        try:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            csv.writer(self.file).writerow((now, answer, f"{probability:.6g}"))
+        except OSError as error:
+            log.warning("could not write %s: %s", self.file.name, error.strerror)
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:

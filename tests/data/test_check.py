@@ -1,7 +1,7 @@
 """Findings and the summary of a set."""
 
 import numpy as np
-from image_samples import pixels, preprocess_of, write_folder
+from image_samples import pixels, preprocess_of, to_image, write_folder
 
 from vitreous.data.check import check, leaks, summary
 from vitreous.data.images import ImageSet
@@ -55,6 +55,29 @@ def test_findings_name_the_files(tmp_path):
     image_set = load(tmp_path)
     findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
     assert findings[0].endswith(f"such as {tmp_path / 'b' / 'x.png'} = {tmp_path / 'a' / '003.png'}")
+
+
+def test_files_of_several_pages_are_named(tmp_path):
+    write_folder(tmp_path, {"a": 20, "b": 20})
+    pages = [to_image(array) for array in pixels(3, seed=9)]
+    pages[0].save(tmp_path / "b" / "stack.tif", save_all=True, append_images=pages[1:])
+    image_set = load(tmp_path)
+    findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
+    stack = tmp_path / "b" / "stack.tif"
+    assert findings == [f"files of several pages are read by their first alone, such as {stack}"]
+    stack.unlink()
+    pages[0].save(tmp_path / "b" / "camera.jpg", "MPO", save_all=True, append_images=pages[1:])  # with a preview
+    image_set = load(tmp_path)
+    assert check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8)) == []
+
+
+def test_groups_of_one_image_each_are_told(tmp_path):
+    write_folder(tmp_path, {"a": 20, "b": 20})
+    image_set = load(tmp_path)
+    batches = Batches(image_set.train, preprocess_of(), batch_size=8)
+    assert check(image_set, batches, group=r"(\d)\d\.png$") == []
+    told = [r"data.group '\w+/\d+\.png' makes a group of each image, and so keeps none together"]
+    assert check(image_set, batches, group=r"\w+/\d+\.png") == told
 
 
 def test_the_test_split_is_not_read_unless_given(tmp_path, monkeypatch):

@@ -143,7 +143,6 @@ def test_a_split_without_labels_is_left_out(photos, caplog):
         (["a,b,label", "000,001,x", "002,003,y"], r"which of a, b, label is the file of an image\? call one of "),
         (["file,label,split", "000,a,tset", "001,a,train"], r"split 'tset' of \S+000\.png is none of train, "),
         (["file,label,split", "000,a,test", "001,a,val"], "has rows of test and val, and none of train"),
-        (["file,label", "000,a", "001,a"], "has one class"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_no_set_says_why(photos, lines, reason):

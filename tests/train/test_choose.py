@@ -176,6 +176,12 @@ def test_what_watches_validation_images_is_refused_where_there_are_none(name, va
     assert getattr(fit_to_data(recipe, tiny_set().with_validation(0.25)), name) == value
 
 
+def test_one_class_is_nothing_to_learn():
+    data = ImageSet.from_arrays(np.zeros((4, 8, 8), np.uint8), [0] * 4, class_names=["cat"])
+    with pytest.raises(ValueError, match="arrays has one class, 'cat': training needs two at least"):
+        with_data(tiny_recipe(), data)
+
+
 def test_a_relative_source_becomes_absolute_so_that_it_holds_anywhere(photos, monkeypatch):
     monkeypatch.chdir(photos.parent)
     recipe = tiny_recipe(data={"source": "photos"})

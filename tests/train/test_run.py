@@ -1059,6 +1059,19 @@ def test_copies_of_training_images_among_the_test_images_are_told_after_training
     assert "5 of 5 test images are also in train" in (trained(recipe, data).folder / "train.log").read_text()
 
 
+def test_what_was_found_in_the_data_stays_in_the_log(trained):
+    pixels, labels = stripes(48)
+    data = ImageSet.from_arrays(pixels, labels, val=(pixels[:5], labels[:5]), class_names=CLASSES, name="stripes")
+    stopped = []
+    options = {"on_step": lambda state, loss: stopped or (stopped.append(1), signal.raise_signal(signal.SIGINT))}
+    folder = trained(tiny_recipe(epochs=1), data, **options).folder
+    assert not (folder / "results.json").exists()
+    trained(tiny_recipe(epochs=1), data, resume=True)
+    assert (folder / "results.json").exists()
+    found = "WARNING 5 of 5 validation images are also in train"
+    assert (folder / "train.log").read_text().count(found) == 1
+
+
 def test_another_number_of_classes_is_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"model\.num_classes is 4 but the data has 3 classes"):
         trained(tiny_recipe(model={"num_classes": 4}), tiny_set())
@@ -1204,6 +1217,12 @@ def test_early_stopping_stops_and_keeps_the_best_epoch(trained):
     ranks = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
     best = run.results["best_epoch"]
     assert ranks.index(max(ranks)) + 1 == best and run.results["epochs"] == len(ranks) == best + 3 < 50
+
+
+def test_the_command_is_kept_as_a_shell_takes_it(trained, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/bin/vitreous/__main__.py", "train", "my photos", r"data.group=(slide\d+)"])
+    environment = json.loads((trained(tiny_recipe(epochs=1), tiny_set()).folder / "environment.json").read_text())
+    assert environment["command"] == r"vitreous train 'my photos' 'data.group=(slide\d+)'"
 
 
 def test_what_a_run_began_with_stays_its_environment(trained):
@@ -1446,7 +1465,12 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"), [(None, "about 8 s for 2 epochs of 4 steps"), (6, "about 6 s for 1.5 epochs of 4 steps")]
+    ("limit", "told"),
+    [
+        (None, "about 8 s for 2 epochs of 4 steps"),
+        (6, "about 6 s for 1.5 epochs of 4 steps"),
+        (1, "about 1 s for 0.25 epochs of 4 steps"),
+    ],
 )
 def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, limit, told):
     ticks, text = itertools.count(), io.StringIO()  # a second a step

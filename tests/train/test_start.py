@@ -239,6 +239,8 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
     ("changes", "message"),
     [
         ({"epochs": 3}, "epochs is 3, but a probe"),
+        ({"best_by": "loss"}, "best_by is loss, but a probe"),
+        ({"compile": True}, "compile is True, but a probe"),
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
         ({"track": "tensorboard"}, r"track is \('tensorboard',\), but a probe"),
         ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),

@@ -27,7 +27,7 @@ def evaluate(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Judge a trained model on a split of DATA; the run's own figures stay as they are."""
+    """Judge a trained model on DATA, or a split of it; the run's own figures stay as they are."""
     from rich.console import Console
 
     from vitreous.cli.asked import asked_model
@@ -41,7 +41,9 @@ def evaluate(
     model = asked_model(run, arch, revision)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
-    if split is None and judged.name != "test":
+    if judged.name == "given":
+        print(f"{judged.figures['count']:,} images were judged: {data} has no other split")
+    elif split is None and judged.name != "test":
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device, pick_precision
@@ -96,6 +98,9 @@ def serve(
     run: RunArgument,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines ask.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes one that is free.")] = 8000,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Add a line for each answer: time, class, probability.")
+    ] = None,
     arch: Architecture = None,
     revision: Revision = None,
     device: Device = "auto",
@@ -103,13 +108,18 @@ def serve(
     """Let others ask a trained model over HTTP: a page for people, JSON for programs."""
     from vitreous.cli.asked import asked_model
     from vitreous.extras import need
+    from vitreous.files import check_file
 
     need("serve", ("starlette", "uvicorn", "python_multipart"), "serve")
-    from vitreous.serve import Service, listen
+    from vitreous.serve import AnswerLog, Service, listen
     from vitreous.serve import serve as answer
 
+    options: dict = {"name": Path(run).resolve().name, "device": device}
+    if log is not None:
+        check_file(log, ".csv")
+        options["on_answer"] = AnswerLog(log)
     with listen(host, port) as listener:
-        service = Service(asked_model(run, arch, revision), name=Path(run).resolve().name, device=device)
+        service = Service(asked_model(run, arch, revision), **options)
         at = f"[{host}]" if ":" in host else host
         print(f"http://{at}:{listener.getsockname()[1]} answers by {run}; Ctrl-C ends it", flush=True)
         with suppress(KeyboardInterrupt):

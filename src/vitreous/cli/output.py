@@ -21,7 +21,7 @@ def results_table(results: dict) -> "Table":
 
     from vitreous.metrics import NAMES, figure_text, top1_interval
 
-    splits = {name: results[name] for name in ("train", "val", "test") if results.get(name)}
+    splits = {name: results[name] for name in ("train", "val", "test", "given") if results.get(name)}
     table = Table("", *splits)
     for key, label in NAMES.items():
         texts = [figure_text(key, figures[key]) for figures in splits.values()]

@@ -9,6 +9,9 @@ import typer
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a folder with its model, or a shipped name.")],
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="onnx, pt2, int8, timm or huggingface.")],
+    data: Annotated[
+        str | None, typer.Option(help="Check its answers on this DATA \\[default: the run's, else noise].")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write \\[default: RUN/export/FORMAT].")] = None,
     preprocess_inside: Annotated[
         bool, typer.Option("--preprocess-inside", help="The graph takes uint8 pixels and normalises them itself.")
@@ -20,7 +23,9 @@ def export(
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
 
-    folder, receipt = export_run(run, form, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance)
+    folder, receipt = export_run(
+        run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
+    )
     took = receipt["milliseconds_per_image"]
     print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(
@@ -28,17 +33,22 @@ def export(
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
         f"{took['after']:.3g} after"
     )
+    if form == "int8" and "top1" not in receipt:
+        print("what rounding costs in top-1 was not measured, as the run's images are not here: name others by --data")
 
 
 def push(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="A repository of the Hugging Face Hub.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private; else the Hub makes it public.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and the card; upload nothing.")] = False,
 ) -> None:
     """Upload a trained model with a card of its data, recipe, figures and limits."""
     from vitreous.export.hub import push_run
 
-    pushed = push_run(run, repo, dry_run=dry_run)
+    pushed = push_run(run, repo, private=private, dry_run=dry_run)
     for name, size in pushed.files.items():
         print(f"{size:>14,} bytes  {name}")
     print(f"\n{pushed.card}" if dry_run else f"uploaded to {repo}")

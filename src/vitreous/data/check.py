@@ -4,17 +4,26 @@ import hashlib
 
 import numpy as np
 
-from vitreous.data.images import ImageSet, Split
+from vitreous.data.images import ImageSet, Split, first_of, groups_of
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import ArrayImages, Images
+from vitreous.data.stores import ArrayImages, FileImages, Images
 
 RARE = 10  # images: a class with fewer is worth a note
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
-def check(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> list[str]:
-    """Findings about decoded splits, one line each. The splits that are given are read, no other."""
+def check(
+    image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None, group: str | None = None
+) -> list[str]:
+    """Findings about decoded splits, one line each. The splits that are given are read, no other.
+
+    group: what `data.group` says.
+    """
     findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
+    if isinstance(image_set.train.images, FileImages) and (stacks := image_set.train.images.stacks()):
+        findings.append(f"files of several pages are read by their first alone, such as {stacks[0]}")
+    if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
+        findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     hashes = _hashes(train.images)
@@ -36,29 +45,29 @@ def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = 
 
 
 def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
-    """What `data.json` says of a set: counts of what is used, and a hash of the pixels and labels given."""
+    """What `data.json` says of a set: counts of what is used and, where broken files are left out, of what is there;
+    and a hash of the pixels and labels given."""
     given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
-    return {
+    per_class, listed = (_per_class(splits, len(image_set.class_names)) for splits in (used, image_set.splits))
+    content = {
         "name": image_set.name,
         "source": image_set.source,
         "label": image_set.label,
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
-        "per_class": _per_class(used, len(image_set.class_names)),
+        "per_class": per_class,
         "hash": {name: digest_of(split) for name, split in given.items() if split is not None},
     }
+    return content | ({"listed": listed} if image_set.skip_broken else {})
 
 
 def differs(image_set: ImageSet, record: dict) -> bool:
-    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split.
-
-    Of a set whose broken files are left out that is not told: which they are shows only in reading.
-    """
-    if image_set.skip_broken:
+    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
+    if image_set.skip_broken and "listed" not in record:  # one of before it was kept
         return False
-    per_class = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
-    return list(image_set.class_names) != record["classes"] or per_class != record["per_class"]
+    listed = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
+    return list(image_set.class_names) != record["classes"] or listed != record.get("listed", record["per_class"])
 
 
 def _per_class(splits: dict, classes: int) -> dict[str, list[int]]:
@@ -74,10 +83,9 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
             f"{counts[least]} of '{class_names[least]}'"
         )
     if len(rare := np.flatnonzero(counts < RARE)):
-        named = ", ".join(f"'{class_names[i]}' ({counts[i]})" for i in rare[:5])
-        more = ", ..." if len(rare) > 5 else ""
+        named = first_of([f"'{class_names[i]}' ({counts[i]})" for i in rare], 5)
         which = "1 class has" if len(rare) == 1 else f"{len(rare)} classes have"
-        findings.append(f"{which} fewer than {RARE} training images: {named}{more}")
+        findings.append(f"{which} fewer than {RARE} training images: {named}")
     return findings
 
 

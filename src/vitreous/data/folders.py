@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.images import ImageSet, Split, first_of, match_labels
 from vitreous.data.parquet import SPLITS
 from vitreous.data.stores import FileImages, as_text
 
@@ -13,6 +13,7 @@ log = logging.getLogger("vitreous")
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".avif", ".jp2"}
 UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".svg"}  # pictures, but not for Pillow
+UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
 
 
 def read_folder(root: Path, name: str, source: str) -> ImageSet:
@@ -24,7 +25,8 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     named = [key for key in inside if key.lower() in SPLITS]
     classes_too = [key for key in named if _has_images(inside[key])]  # called as a split is, as in CIFAR-100
     for key in classes_too:
-        if _subfolders(inside[key]).keys() & inside.keys():
+        within = _subfolders(inside[key]).keys()
+        if within & inside.keys() or (within and len(named) > 1):
             raise ValueError(f"{inside[key]} has images beside folders of classes: move them")
     splits_of = {key: SPLITS[key.lower()] for key in named if key not in classes_too}
     if "train" in splits_of.values():
@@ -43,6 +45,14 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
         raise ValueError(
             f"{folders['train']} has no class folders: sort the images into <class>/ folders, or give a table (.csv)"
         )
+    inner = [_subfolders(folder).keys() for folder in classes["train"].values() if not _has_images(folder)]
+    if len(inner) > 1 and len(shared := sorted(set.intersection(*map(set, inner)))) > 1:
+        log.warning(
+            "%s: %s lie below each of several classes: if they are the classes, move them up, or give a table (.csv)",
+            source, first_of(shared),
+        )  # fmt: skip
+    if _has_images(root):
+        log.warning("%s: images that lie beside its folders are left out", as_text(root))
     for split, folder in folders.items():
         paths, words = [], []
         for class_name, class_folder in classes[split].items():

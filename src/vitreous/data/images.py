@@ -55,8 +55,6 @@ class ImageSet:
     """The column of labels, where one was asked for. `source` ends in it, which a path may seem to do, too."""
 
     def __post_init__(self):
-        if len(self.class_names) < 2:
-            raise ValueError(f"{self.source} has one class, {self.class_names}: at least two are needed")
         if len(set(self.class_names)) < len(self.class_names):
             raise ValueError(f"{self.source}: class names {self.class_names} repeat: make them differ")
         for name, split in self.splits.items():
@@ -183,7 +181,7 @@ class ImageSet:
         from sklearn.model_selection import StratifiedGroupKFold
 
         labels = self.train.labels
-        groups = np.unique(_groups(self.train.images, pattern), return_inverse=True)[1]
+        groups = np.unique(groups_of(self.train.images, pattern), return_inverse=True)[1]
         of_class = np.bincount(np.unique(np.stack([labels, groups]), axis=1)[0])  # groups of each class
         for label, count in enumerate(of_class):
             if count == 1:
@@ -203,7 +201,7 @@ class ImageSet:
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
 
 
-def _groups(images: Images, pattern: str) -> np.ndarray:
+def groups_of(images: Images, pattern: str) -> np.ndarray:
     """Each image's value in the column of that name, or else what the pattern finds in its path: (N,).
 
     Raises ValueError where it finds nothing.
@@ -220,12 +218,16 @@ def _groups(images: Images, pattern: str) -> np.ndarray:
     return np.array(found)
 
 
+def first_of(names: Sequence[str], most: int = 10) -> str:
+    """So many names, and dots for the others."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
     """Where each name is among the owner's `class_names`: int64 (N,). One that is not there is an error."""
     row_of = {name: row for row, name in enumerate(class_names)}
     if unknown := sorted(set(names) - set(class_names)):
-        known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")
-        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}")
+        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {first_of(class_names)}")
     counts = Counter(class_names)
     if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
         raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")

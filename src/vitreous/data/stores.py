@@ -5,6 +5,7 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -83,8 +84,9 @@ class Images(ABC):
 
     @cached_property
     def shape(self) -> tuple[int, int, int] | None:
-        """(C, H, W) if all images are alike, as far as a sample of their headers shows; else None."""
-        return self._sampled_shapes[0] if len(set(self._sampled_shapes)) == 1 else None
+        """(C, H, W) if all images are of one size, as far as a sample of their headers shows; else None."""
+        sizes = {shape[1:] for shape in self._sampled_shapes}
+        return (self.channels, *sizes.pop()) if len(sizes) == 1 else None
 
     @cached_property
     def channels(self) -> int:
@@ -206,6 +208,15 @@ class FileImages(Images):
     def _shape(self, row):
         with Image.open(self.paths[row]) as image:
             return header_shape(image)
+
+    def stacks(self) -> list[str]:
+        """Which files of a sample have several pages, channels or moments, of which the first is read."""
+        found = []
+        for row in self._sample_rows():
+            with suppress(Exception), Image.open(self.paths[row]) as image:  # decoding reports broken ones
+                if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a camera's, with a preview
+                    found.append(self._name(row))
+        return found
 
     def _name(self, row):
         return as_text(self.paths[row])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.images import first_of
 from vitreous.data.stores import BrokenImage
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
@@ -182,8 +183,7 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
         return class_names.index(name)
     near = difflib.get_close_matches(name, class_names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    known = ", ".join(class_names[:10]) + ("" if len(class_names) <= 10 else ", ...")
-    raise ValueError(f"unknown class '{name}': {hint}the model knows {known}")
+    raise ValueError(f"unknown class '{name}': {hint}the model knows {first_of(class_names)}")
 
 
 def write_explanation(explanation: Explanation, patch_size: tuple[int, int], stem: Path) -> None:

@@ -27,12 +27,14 @@ def export_run(
     run: Path | str,
     form: str,
     *,
+    data: str | None = None,
     out: Path | str | None = None,
     preprocess_inside: bool = False,
     tolerance: float | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Write a run's model as one of FORMATS, by default into RUN/export/<form>/; returns that folder and the receipt.
 
+    data: images that both models are asked about, by default the run's own, or noise where they are not here.
     preprocess_inside: graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference
     between two logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
 
@@ -58,9 +60,9 @@ def export_run(
     folder.mkdir(parents=True, exist_ok=True)
     with _gone_if_empty(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
         part = Path(scratch)
-        after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         rounded = form == "int8"
-        inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES))
+        inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
+        after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         figures = compare(Deployed(bundle), after, inputs)
         if fault := faults(figures, tolerance, rounded=rounded):
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")

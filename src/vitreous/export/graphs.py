@@ -120,9 +120,11 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
         resize += ", whatever their aspect ratio"
     if preprocess.crop_fraction < 1:
         resize += f", of which the {preprocess.crop_fraction:.4g} at the centre fills the model's size"
+    colour = {1: "gray", 3: "RGB, in this order"}.get(C, f"{C} channels")
     return {
         "producer": f"vitreous {version('vitreous')}",
         "input": f"{INPUT}: {pixels}",
+        "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, 16-bit gray divided by 257",
         "resize": resize,
         "preprocess": preprocess.model_dump_json(),
         "output": f"{OUTPUT}: float32 (batch, {len(bundle.class_names)}), one a class in the order of class_names; "

@@ -17,9 +17,11 @@ class Pushed(NamedTuple):
     card: str
 
 
-def push_run(run: Path | str, repo: str, *, dry_run: bool = False) -> Pushed:
+def push_run(run: Path | str, repo: str, *, private: bool = False, dry_run: bool = False) -> Pushed:
     """Upload a finished run's bundle, record and card to `repo`, owner/name, which is made where it is not there.
 
+    private: whether one that is made is; else the owner's settings say, which is public by default. One
+    that is there must be.
     dry_run: make the files and touch no network. Raises ValueError for an unfinished run and a failed upload.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
@@ -30,20 +32,24 @@ def push_run(run: Path | str, repo: str, *, dry_run: bool = False) -> Pushed:
         folder = Path(scratch)
         write_shared(run, folder, results, repo=repo)
         if not dry_run:
-            _upload(folder, repo)
+            _upload(folder, repo, private)
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
         return Pushed(files, (folder / CARD).read_text())
 
 
-def _upload(folder: Path, repo: str) -> None:
+def _upload(folder: Path, repo: str, private: bool) -> None:
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
-        api.create_repo(repo, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        seen_by_all = private and not api.repo_info(repo).private  # as it was before
+        if not seen_by_all:
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
     except Exception as error:  # from no network to no right to write there
         reason = first_line(error)
         raise ValueError(
             f"cannot upload to {repo} ({reason}): log in with 'hf auth login', or see the files with --dry-run"
         ) from error
+    if seen_by_all:
+        raise ValueError(f"{repo} is there already and is public: make it private on the Hub, or name another")

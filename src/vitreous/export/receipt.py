@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from vitreous.data.loaders import decode
-from vitreous.evaluation import own_data
+from vitreous.data.sources import load
+from vitreous.evaluation import as_known, own_data
 from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
 
@@ -28,20 +29,24 @@ class Inputs(NamedTuple):
     name: str
 
 
-def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int) -> Inputs:
-    """Test images of the run's own data, spread evenly over them; noise where these are not known or cannot be read."""
+def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data: str | None = None) -> Inputs:
+    """Images of DATA, or else of the split that a run is judged on, spread evenly over them; noise where the run's are
+    not known or cannot be read."""
     try:
-        data = own_data(run, fetch=False)
-        split = decode(data.splits[data.judged].evenly(most), bundle.preprocess, skip_broken=True)
+        image_set = own_data(run, fetch=False) if data is None else load(data)
+        split = as_known(bundle, image_set, image_set.judged).evenly(most)
+        split = decode(split, bundle.preprocess, skip_broken=data is None)
     except (ValueError, OSError):
+        if data is not None:
+            raise
         shape = (at_least, *bundle.preprocess.shape)
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
     count = len(split)
     rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
-    labels = torch.from_numpy(np.asarray(split.labels)[rows]) if data.class_names == bundle.class_names else None
+    labels = torch.from_numpy(np.asarray(split.labels)[rows])
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
-    return Inputs(pixels, labels, f"{len(rows)} images of {data.name}, {data.judged}, {count} different ones")
+    return Inputs(pixels, labels, f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones")
 
 
 def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:

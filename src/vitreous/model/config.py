@@ -31,13 +31,13 @@ class ViTConfig(BaseModel):
     )
 
     image_size: Pair = (224, 224)
-    """Height and width, in pixels."""
+    """Height and width, in pixels; a recipe that does not say takes those of the data."""
     patch_size: Pair = (16, 16)
     """Height and width of a patch, in pixels."""
     channels: PositiveInt = 3
-    """Colour channels of an image: 1 gray, 3 RGB."""
+    """Colour channels of an image: 1 gray, 3 RGB; a recipe that does not say takes those of the data."""
     num_classes: PositiveInt = 1000
-    """Outputs K of the head."""
+    """Outputs K of the head; a recipe that does not say takes the classes of the data."""
 
     dim: PositiveInt = 768
     """Width D of a token."""

@@ -13,7 +13,7 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 010, 1:30 and yes are text, not 8, 90 and true: a key that takes no text refuses them."""
+    """YAML in which 010, 1:30 and yes are text, not 8, 90 and true, for the key to make of it what it can."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":int", ":bool"))]

@@ -107,12 +107,14 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     """The data that a recipe names, unless it is given, and the recipe as it fits: with no name of other data.
 
     Broken files are left out where either says so, and then both do. Folds are cut by `seed` where no `split_seed` is
-    given, all of them or one alone.
+    given, all of them or one alone. Raises ValueError for data of one class.
     """
     if data is None:
         data = data_of(recipe)
     elif data.source not in (recipe.data.source, absolute(recipe.data.source or "")):
         recipe = recipe.with_options("data", source=None)  # not what the model will have seen
+    if len(data.class_names) < 2:
+        raise ValueError(f"{data.source} has one class, '{data.class_names[0]}': training needs two at least")
     if recipe.data.source is not None:
         recipe = recipe.with_options("data", source=data.source)  # a path is absolute then, and holds anywhere
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:

@@ -40,8 +40,9 @@ class Engine:
         options = {"mixed_precision": "no", "dynamo_backend": "no", "log_with": list(track) or None, "project_dir": "."}
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
             AcceleratorState._reset_state(reset_partial_state=True)
-            with _environment("ACCELERATE_TORCH_DEVICE", str(pick_device(device))):
-                self._accelerator = Accelerator(cpu=pick_device(device).type == "cpu", **options)
+            where = pick_device(device)
+            with _environment("ACCELERATE_TORCH_DEVICE", str(where)):
+                self._accelerator = Accelerator(cpu=where.type == "cpu", **options)
         else:
             self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
             self._hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,8 +116,9 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
 
 def environment(device: torch.device, precision: str, processes: int) -> dict[str, Any]:
     """Versions, hardware and the command: what someone needs to know to get the same figures."""
+    program = Path(sys.argv[0]).name.replace("__main__.py", "vitreous")  # as python -m calls it
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in BASE},
         "platform": platform.platform(),

@@ -1,6 +1,7 @@
 """A run under way: made from a recipe and its data, trained, saved, gone back to."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.augment import plan
 from vitreous.data.check import check, differs, summary
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, first_of
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
 from vitreous.files import read_json, write_csv
@@ -34,6 +35,8 @@ from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.weights import Bundle
+
+log = logging.getLogger("vitreous")
 
 
 class Job:
@@ -116,19 +119,23 @@ class Job:
             self.train_batches = make(data.train, cut_from)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
-    def describe(self) -> None:
-        """Print what is about to be trained on what, and draw the first batch as the model will see it."""
+    def describe(self, keep: bool) -> None:
+        """Print what is about to be trained on what, and draw the first batch as the model will see it.
+
+        keep: findings in the data go into `train.log`, too.
+        """
         for line in self.start.lines if self.start else ():
             say(self.console, line)
         val = len(self.val_batches) if self.val_batches else 0
+        names = self.data.class_names
         say(
             self.console,
             f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
-            f"{len(self.data.class_names)} classes; {self.parameters:,} parameters; {self.engine.device.type}"
+            f"{len(names)} classes ({first_of(names)}); {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
-        for finding in check(self.data, self.plain_batches, self.val_batches):
-            say(self.console, f"note: {finding}")
+        for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group):
+            log.warning(finding) if keep else say(self.console, f"warning: {finding}")
         if self.pictures:
             self._draw_first_batch()
 
@@ -164,12 +171,13 @@ class Job:
             self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
         step = float(np.median(np.diff(times)))
         say(self.console, self.recipe.dump())
-        say(self.console, json.dumps({k: v for k, v in self.summary.items() if k != "per_class"}))
+        say(self.console, json.dumps({k: v for k, v in self.summary.items() if k not in ("per_class", "listed")}))
         epochs, limit = self.recipe.epochs, self.recipe.time_limit
-        if limit is not None and limit < step * self.steps * epochs:
-            epochs = round(limit / (step * self.steps), 1)
+        seconds = step * self.steps * epochs
+        if limit is not None and limit < seconds:
+            epochs, seconds = float(f"{limit / (step * self.steps):.3g}"), limit
         shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
-        say(self.console, f"about {step * self.steps * epochs:,.0f} s for {epochs} epochs of {self.steps} steps{shown}")
+        say(self.console, f"about {seconds:,.0f} s for {epochs} epochs of {self.steps} steps{shown}")
 
     def train(
         self,

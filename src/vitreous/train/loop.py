@@ -64,7 +64,8 @@ class Hooks:
     on_step: Callable[[State, Tensor], None] = lambda state, loss: None
     """After each step: the state and the batch's loss, of this process's share and still on the device."""
     report: Callable[[State, float, float], None] = lambda state, loss, top1: None
-    """After a step, at most twice a second: the state, and the mean loss and top-1 of the pass so far."""
+    """At the end of a pass, before a save, and at most twice a second in between: the state, and mean loss and top-1 of
+    the pass so far."""
     on_epoch: Callable[[dict[str, float]], None] = lambda row: None
     """After each pass: its row of `metrics.csv`."""
     save: Callable[[], None] = lambda: None

@@ -93,7 +93,7 @@ def fit(
     resume = resume or finish
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         job = Job(recipe, data, model, folder, engine, start, console, pictures)
-        engine.from_main(job.describe)
+        engine.from_main(partial(job.describe, keep=not (resume or dry_run)))
         if dry_run:
             job.estimate()
             return Run(folder)

@@ -100,7 +100,8 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
             raise ValueError(f"{key} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
         values = {"epochs": (recipe.epochs, 1), "time_limit": (recipe.time_limit, None)}
-        values |= {"patience": (recipe.patience, None), "track": (recipe.track, ())}
+        values |= {"patience": (recipe.patience, None), "best_by": (recipe.best_by, "top1")}
+        values |= {"compile": (recipe.compile, "auto"), "track": (recipe.track, ())}
         values["data.balance"] = (recipe.data.balance, DataOptions().balance)
         for section, own, plain in (("augment", recipe.augment, Augment()), ("optim", recipe.optim, OptimOptions())):
             values |= {f"{section}.{key}": (value, getattr(plain, key)) for key, value in own if key != "batch_size"}

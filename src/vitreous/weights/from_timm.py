@@ -163,10 +163,7 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
 def translate(arguments: dict[str, Any]) -> ViTConfig:
     """timm's arguments of VisionTransformer -> our config. Raises ValueError for what our model cannot be."""
     left = dict(arguments)
-
-    def take(name: str, default: Any) -> Any:
-        return left.pop(name, default)
-
+    take = left.pop
     class_token, pool, norm_after_pool = take("class_token", True), take("global_pool", "token"), take("fc_norm", None)
     no_embed_class, registers = take("no_embed_class", False), take("reg_tokens", 0)
     act = take("act_layer", "gelu")
