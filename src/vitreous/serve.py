@@ -172,20 +172,24 @@ class AnswerLog:
     HEAD = ("time", "answer", "probability")
 
     def __init__(self, path: Path):
-        self.file = path.open("a+", newline="", encoding="utf-8", buffering=1)
-        self.file.seek(0)
-        head = self.file.readline()
-        if head and tuple(head.strip().split(",")) != self.HEAD:
-            raise ValueError(f"{path} is another table: name a new file with --log")
+        self.path = path
+        with path.open("a+", newline="", encoding="utf-8") as file:
+            file.seek(0)
+            head = file.readline()
         if not head:
-            csv.writer(self.file).writerow(self.HEAD)
+            self._add(self.HEAD)
+        elif tuple(head.strip().split(",")) != self.HEAD:
+            raise ValueError(f"{path} is another table: name a new file with --log")
 
     def __call__(self, answer: str, probability: float) -> None:
         try:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            csv.writer(self.file).writerow((now, answer, f"{probability:.6g}"))
+            self._add((datetime.now(UTC).isoformat(timespec="milliseconds"), answer, f"{probability:.6g}"))
         except OSError as error:
-            log.warning("could not write %s: %s", self.file.name, error.strerror)
+            log.warning("could not write %s: %s", self.path, error.strerror)
+
+    def _add(self, line: tuple[str, ...]) -> None:
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(line)
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:

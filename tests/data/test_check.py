@@ -58,16 +58,17 @@ def test_findings_name_the_files(tmp_path):
 
 
 def test_files_of_several_pages_are_named(tmp_path):
-    write_folder(tmp_path, {"a": 20, "b": 20})
+    folder = tmp_path / "photos"
+    write_folder(folder, {"a": 20, "b": 20})
     pages = [to_image(array) for array in pixels(3, seed=9)]
-    pages[0].save(tmp_path / "b" / "stack.tif", save_all=True, append_images=pages[1:])
-    image_set = load(tmp_path)
+    pages[0].save(folder / "b" / "stack.tif", save_all=True, append_images=pages[1:])
+    image_set = load(folder)
     findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
-    stack = tmp_path / "b" / "stack.tif"
+    stack = folder / "b" / "stack.tif"
     assert findings == [f"files of several pages are read by their first alone, such as {stack}"]
     stack.unlink()
-    pages[0].save(tmp_path / "b" / "camera.jpg", "MPO", save_all=True, append_images=pages[1:])  # with a preview
-    image_set = load(tmp_path)
+    pages[0].save(folder / "b" / "camera.jpg", "MPO", save_all=True, append_images=pages[1:])  # with a preview
+    image_set = load(folder)
     assert check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8)) == []
 
 
