@@ -353,7 +353,7 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert wrong and all(row["probability"] > row["probability_of_class"] for row in wrong)
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos/test")
-    assert code == 0 and out.endswith("12 images were judged: photos/test has no other split\n")
+    assert code == 0 and out.endswith("photos/test has no splits to choose from: its images were judged\n")
     code, out, _ = vitreous("evaluate", "run", "photos/test", "--out", tmp_path / "given")
     assert list(json.loads((tmp_path / "given" / "results.json").read_text())) == ["given"]
     assert "judged on the 12 given images of photos/test" in (tmp_path / "given" / "report.html").read_text()

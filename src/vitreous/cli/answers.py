@@ -42,7 +42,7 @@ def evaluate(
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if judged.name == "given":
-        print(f"{judged.figures['count']:,} images were judged: {data} has no other split")
+        print(f"{data} has no splits to choose from: its images were judged")
     elif split is None and judged.name != "test":
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
