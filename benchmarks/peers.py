@@ -273,8 +273,10 @@ def start(
 
 def units(device: torch.device) -> str:
     """What multiplies matrices there, after which the results are named: `avx2`, `avx512-bf16`, `amx`, `cuda`, ..."""
-    if device.type != "cpu" or has_amx():
-        return "amx" if device.type == "cpu" else device.type
+    if device.type != "cpu":
+        return device.type
+    if has_amx():
+        return "amx"
     return torch.backends.cpu.get_cpu_capability().lower() + "-bf16" * has_fast_bf16(device)
 
 

@@ -11,6 +11,7 @@ import augment
 import loading
 import measure
 import numpy as np
+import peers
 import pytest
 import recipes
 import torch
@@ -25,6 +26,23 @@ BENCHMARKS = Path(augment.__file__).parent
 @pytest.fixture(scope="module", autouse=True)
 def torchvision_imports():
     declare_torchvision_operators()
+
+
+@pytest.mark.parametrize(
+    ("kind", "amx", "bf16", "capability", "name"),
+    [
+        ("cpu", True, True, "AVX512", "amx"),
+        ("cpu", False, True, "AVX512", "avx512-bf16"),
+        ("cpu", False, False, "AVX512", "avx512"),
+        ("cpu", False, False, "AVX2", "avx2"),
+        ("cuda", True, True, "AVX512", "cuda"),
+    ],
+)
+def test_results_of_peers_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, capability, name):
+    monkeypatch.setattr(peers, "has_amx", lambda: amx)
+    monkeypatch.setattr(peers, "has_fast_bf16", lambda device: bf16)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert peers.units(torch.device(kind)) == name
 
 
 @pytest.mark.slow

@@ -88,6 +88,13 @@ def test_throughput_begins_nothing_after_its_time(part):
     assert content["models"] == [] and content.keys() == {"machine", "models", "precision", "product_tflops"}
 
 
+def test_toys_lie_where_no_real_run_finds_them(gpu, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "sweep", "cifar10", "--toy", "--minutes", "0"])
+    gpu.main()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpu-toy"]
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_every_arm_of_the_sweep_is_another_recipe(gpu, name):
     recipes = [read_recipe(name, arm).model_dump_json() for arm in gpu.ARMS]

@@ -21,6 +21,13 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def shorten(names: Iterable[str], most: int = 4) -> str:
+    """A list of names that fits one line."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def path_of(text: Path | str) -> Path:
     """A path as the user writes it: ~ and ~name are home folders, where there are such."""
     try:

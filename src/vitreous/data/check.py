@@ -1,12 +1,15 @@
 """What is worth knowing about a set before training on it: copies, leaks, balance; and its summary."""
 
 import hashlib
+from contextlib import suppress
 
 import numpy as np
+from PIL import Image
 
-from vitreous.data.images import ImageSet, Split, first_of, groups_of
+from vitreous.data.images import ImageSet, Split, groups_of
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import ArrayImages, FileImages, Images
+from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows
+from vitreous.files import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
@@ -20,8 +23,8 @@ def check(
     group: what `data.group` says.
     """
     findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
-    if isinstance(image_set.train.images, FileImages) and (stacks := image_set.train.images.stacks()):
-        findings.append(f"files of several pages are read by their first alone, such as {stacks[0]}")
+    if (stack := _stack(image_set.train.images)) is not None:
+        findings.append(f"files of several pages are read by their first alone, such as {stack}")
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     if not isinstance(train.images, ArrayImages):
@@ -83,10 +86,21 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
             f"{counts[least]} of '{class_names[least]}'"
         )
     if len(rare := np.flatnonzero(counts < RARE)):
-        named = first_of([f"'{class_names[i]}' ({counts[i]})" for i in rare], 5)
+        named = shorten([f"'{class_names[i]}' ({counts[i]})" for i in rare], 5)
         which = "1 class has" if len(rare) == 1 else f"{len(rare)} classes have"
         findings.append(f"{which} fewer than {RARE} training images: {named}")
     return findings
+
+
+def _stack(images: Images) -> str | None:
+    """The first file of a sample with several pages, channels or moments, of which the first is read."""
+    if isinstance(images, FileImages):
+        for row in even_rows(len(images), SAMPLE):
+            path = images.paths[images.rows[row]]
+            with suppress(Exception), Image.open(path) as image:  # decoding reports broken ones
+                if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a camera's, with a preview
+                    return images.describe(row)
+    return None
 
 
 def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.ndarray) -> list[str]:

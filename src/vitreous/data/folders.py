@@ -4,9 +4,10 @@ import logging
 import os
 from pathlib import Path
 
-from vitreous.data.images import ImageSet, Split, first_of, match_labels
+from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.parquet import SPLITS
 from vitreous.data.stores import FileImages, as_text
+from vitreous.files import shorten
 
 log = logging.getLogger("vitreous")
 
@@ -49,7 +50,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     if len(inner) > 1 and len(shared := sorted(set.intersection(*map(set, inner)))) > 1:
         log.warning(
             "%s: %s lie below each of several classes: if they are the classes, move them up, or give a table (.csv)",
-            source, first_of(shared),
+            source, shorten(shared, 10),
         )  # fmt: skip
     if _has_images(root):
         log.warning("%s: images that lie beside its folders are left out", as_text(root))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
+from vitreous.files import shorten
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
@@ -218,16 +219,12 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
     return np.array(found)
 
 
-def first_of(names: Sequence[str], most: int = 10) -> str:
-    """So many names, and dots for the others."""
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
     """Where each name is among the owner's `class_names`: int64 (N,). One that is not there is an error."""
     row_of = {name: row for row, name in enumerate(class_names)}
     if unknown := sorted(set(names) - set(class_names)):
-        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {first_of(class_names)}")
+        known = shorten(class_names, 10)
+        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}")
     counts = Counter(class_names)
     if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
         raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")

@@ -5,7 +5,6 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -208,15 +207,6 @@ class FileImages(Images):
     def _shape(self, row):
         with Image.open(self.paths[row]) as image:
             return header_shape(image)
-
-    def stacks(self) -> list[str]:
-        """Which files of a sample have several pages, channels or moments, of which the first is read."""
-        found = []
-        for row in self._sample_rows():
-            with suppress(Exception), Image.open(self.paths[row]) as image:  # decoding reports broken ones
-                if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a camera's, with a preview
-                    found.append(self._name(row))
-        return found
 
     def _name(self, row):
         return as_text(self.paths[row])

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.images import first_of
 from vitreous.data.stores import BrokenImage
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
@@ -26,7 +25,7 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import check_free, write_json
+from vitreous.files import check_free, shorten, write_json
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle
@@ -183,7 +182,7 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
         return class_names.index(name)
     near = difflib.get_close_matches(name, class_names, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ValueError(f"unknown class '{name}': {hint}the model knows {first_of(class_names)}")
+    raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
 
 
 def write_explanation(explanation: Explanation, patch_size: tuple[int, int], stem: Path) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from vitreous.augment import plan
 from vitreous.data.check import check, differs, summary
-from vitreous.data.images import ImageSet, first_of
+from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
-from vitreous.files import read_json, write_csv
+from vitreous.files import read_json, shorten, write_csv
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import split_logits
@@ -131,11 +131,14 @@ class Job:
         say(
             self.console,
             f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
-            f"{len(names)} classes ({first_of(names)}); {self.parameters:,} parameters; {self.engine.device.type}"
+            f"{len(names)} classes ({shorten(names, 10)}); {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
         for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group):
-            log.warning(finding) if keep else say(self.console, f"warning: {finding}")
+            if keep:
+                log.warning(finding)
+            else:
+                say(self.console, f"warning: {finding}")
         if self.pictures:
             self._draw_first_batch()
 

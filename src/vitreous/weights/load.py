@@ -15,13 +15,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vitreous.files import first_line, path_of
+from vitreous.files import first_line, path_of, shorten
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
 from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, message, read_config
-from vitreous.weights.maps import Description, Weights, shorten, whole
+from vitreous.weights.maps import Description, Weights, whole
 from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)

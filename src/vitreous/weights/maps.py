@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitreous.files import shorten
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 
@@ -88,10 +89,3 @@ def split_qkv(weights: Weights) -> Weights:
 def whole(name: str) -> str:
     """The name in our model of a tensor that `merge_qkv` may have merged."""
     return re.sub(r"\.attention\.[qkv]\.", ".attention.qkv.", name)
-
-
-def shorten(names: Iterable[str]) -> str:
-    """A list of names that fits one line."""
-    names, most = list(names), 4
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
