@@ -800,6 +800,13 @@ def test_settings_are_listed_by_a_part_of_their_name(vitreous):
     assert out.startswith("epochs=") and "\noptim.warmup=" in out
 
 
+def test_settings_are_a_schema_for_editors(vitreous):
+    code, out, _ = vitreous("settings", "--schema")
+    assert code == 0 and json.loads(out)["$defs"]["OptimOptions"]["properties"]["schedule"]["default"] == "cosine"
+    code, _, err = vitreous("settings", "optim", "--schema")
+    assert code == 2 and "a schema is of all settings, not of 'optim': leave it out" in err
+
+
 def test_recipes_are_listed_and_shown_as_they_are_written(vitreous):
     code, out, _ = vitreous("recipes")
     assert code == 0 and [line.split()[0] for line in out.splitlines()] == recipe_names()

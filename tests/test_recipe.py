@@ -2,12 +2,13 @@
 
 import json
 
+import jsonschema
 import pytest
 import yaml
 from tiny import tiny_recipe
 
 from vitreous.model.summary import summarise
-from vitreous.recipe import Recipe, headline, keys, read_recipe, recipe_file, recipe_names, settings
+from vitreous.recipe import Recipe, headline, json_schema, keys, read_recipe, recipe_file, recipe_names, settings
 
 
 @pytest.fixture
@@ -255,6 +256,27 @@ def test_every_setting_is_told_with_its_default_and_meaning(written):
     assert choices["compile"] == ("true", "false", "auto", "reduce-overhead") and choices["epochs"] == ()
     assert choices["model.size"][:2] == ("Ti", "S")
     assert choices["track"] == ("tensorboard", "wandb")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_an_editor_finds_nothing_wrong_with_a_recipe_or_a_dump(name):
+    jsonschema.validate(yaml.safe_load(recipe_file(name).read_text()), json_schema())
+    jsonschema.validate(yaml.safe_load(read_recipe(name).dump()), json_schema())
+
+
+@pytest.mark.parametrize("text", ["time_limit: 90", "track: wandb", "model: {size: B/16, image_size: 32}", "track: [wandb]"])
+def test_an_editor_takes_every_way_to_write_a_value(text, written):
+    read_recipe(written(text))
+    jsonschema.validate(yaml.safe_load(text), json_schema())
+
+
+@pytest.mark.parametrize(
+    "text", ["optim: {leraning_rate: 1}", "epochs: 0", "model: {size: B16}", "model: {size: X}", "track: [mlflow]"]
+)
+def test_an_editor_marks_mistakes(text, written):
+    refused(written(text))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), json_schema())
 
 
 def test_resolve_fills_in_what_the_data_decides():

@@ -95,13 +95,20 @@ def recipes(
 
 def settings(
     part: Annotated[str, typer.Argument(metavar="PART", help="Of the name, such as optim, mix or model.pool.")] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema of recipes, for editors.")] = False,
 ) -> None:
     """List what can be set as key=value: its default, the words it takes, what it means."""
+    import json
     import textwrap
 
-    from vitreous.recipe import keys, nearest
+    from vitreous.recipe import json_schema, keys, nearest
     from vitreous.recipe import settings as all_settings
 
+    if schema:
+        if part:
+            raise ValueError(f"a schema is of all settings, not of '{part}': leave it out")
+        print(json.dumps(json_schema(), indent=1))
+        return
     found = [setting for setting in all_settings() if part in setting.key]
     if not found:
         near = nearest(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])

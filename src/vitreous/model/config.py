@@ -16,7 +16,13 @@ from pydantic import (
 from vitreous.model.sizes import size
 
 # (rows, columns); one number means a square
-Pair = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)]
+Pair = Annotated[
+    tuple[PositiveInt, PositiveInt],
+    BeforeValidator(
+        lambda v: (v, v) if isinstance(v, int | str) else v,
+        json_schema_input_type=PositiveInt | tuple[PositiveInt, PositiveInt],
+    ),
+]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 

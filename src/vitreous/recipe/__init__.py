@@ -2,7 +2,7 @@
 
 from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest, one_line, settings
+from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, nearest, one_line, settings
 
 __all__ = [
     "RECIPES",
@@ -12,6 +12,7 @@ __all__ = [
     "StartOptions",
     "flat",
     "headline",
+    "json_schema",
     "keys",
     "make_recipe",
     "nearest",

@@ -29,7 +29,7 @@ def _seconds(value: Any) -> Any:
     return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if part)
 
 
-Duration = Annotated[PositiveFloat, BeforeValidator(_seconds)]
+Duration = Annotated[PositiveFloat, BeforeValidator(_seconds, json_schema_input_type=PositiveFloat | str)]
 
 
 class Section(BaseModel):

@@ -22,6 +22,8 @@ from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
 
+Tracker = Literal["tensorboard", "wandb"]
+
 
 class Recipe(Section):
     """One experiment. `read_recipe` makes it from a file; `resolve` fits it to the data it will see."""
@@ -46,8 +48,11 @@ class Recipe(Section):
     """The validation figure by which an epoch is better, its weights are kept and `patience` starts over; of equal ones
     the loss decides. The macro figures count all classes the same, however many images they have."""
     track: Annotated[
-        tuple[Literal["tensorboard", "wandb"], ...],
-        BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+        tuple[Tracker, ...],
+        BeforeValidator(
+            lambda names: (names,) if isinstance(names, str) else names,
+            json_schema_input_type=Tracker | tuple[Tracker, ...],
+        ),
     ] = ()
     """Experiment trackers; `metrics.csv` is always written."""
     start: StartOptions = StartOptions()
@@ -180,6 +185,15 @@ def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Settin
             default = field.default if isinstance(field.default, str) else json.dumps(field.default)
             found.append(Setting(prefix + name, default, _choices(kind), " ".join((field.description or "").split())))
     return found
+
+
+def json_schema() -> dict[str, Any]:
+    """What the file of a recipe may hold, as JSON schema: by it an editor completes keys and marks mistakes."""
+    schema = Recipe.model_json_schema()
+    names = "|".join(SIZES)
+    word = {"type": "string", "pattern": rf"^({names})(/\d+)?$", "description": SIZE.meaning}
+    schema["$defs"]["ViTConfig"]["properties"]["size"] = word
+    return schema
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
