@@ -45,6 +45,15 @@ def test_learning_curves_show_the_history(figures):
     assert list(top1.lines[1].get_ydata()) == [0.5] * 5
 
 
+def test_what_chose_the_epoch_has_a_curve_of_its_own(figures):
+    learning_curves([row | {"val_f1_macro": row["epoch"] / 9} for row in history(3)], 3, None, best_by="f1_macro")
+    *_, chosen = figures[0].axes
+    assert chosen.get_ylabel() == "f1, macro" and len(figures[0].axes) == 3
+    assert [list(line.get_ydata()) for line in chosen.lines[:-1]] == [[1 / 9, 2 / 9, 3 / 9]]  # training has none
+    learning_curves(history(3), 3, None, best_by="loss")
+    assert len(figures[1].axes) == 2
+
+
 def test_one_epoch_is_a_visible_point(figures):
     learning_curves(history(1), 1, None)
     assert figures[0].axes[0].lines[0].get_marker() == "o"

@@ -264,7 +264,9 @@ def test_an_editor_finds_nothing_wrong_with_a_recipe_or_a_dump(name):
     jsonschema.validate(yaml.safe_load(read_recipe(name).dump()), json_schema())
 
 
-@pytest.mark.parametrize("text", ["time_limit: 90", "track: wandb", "model: {size: B/16, image_size: 32}", "track: [wandb]"])
+@pytest.mark.parametrize(
+    "text", ["time_limit: 90", "track: wandb", "model: {size: B/16, image_size: 32}", "track: [wandb]"]
+)
 def test_an_editor_takes_every_way_to_write_a_value(text, written):
     read_recipe(written(text))
     jsonschema.validate(yaml.safe_load(text), json_schema())

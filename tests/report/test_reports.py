@@ -85,7 +85,7 @@ def written(tmp_path, data, recipe=None):
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    monkeypatch.setattr(outcome, "draw", lambda *_: None)
+    monkeypatch.setattr(outcome, "draw", lambda *_, **__: None)
 
 
 def test_the_page_is_whole_and_loads_nothing(trained):
@@ -251,8 +251,14 @@ def test_a_perfect_model_has_no_mistakes_to_show(tmp_path):
     assert "Not one image was taken for another class." in page.text and "There are none." in page.text
 
 
+def test_what_chose_the_epoch_has_a_chart_of_its_own(tmp_path):
+    page, _ = written(tmp_path, tiny_set(), tiny_recipe(epochs=2, best_by="f1_macro"))
+    titles = [title for title in ("Loss", "Top-1", "F1, macro", "Learning rate") if title in page.text]
+    assert titles == ["Loss", "Top-1", "F1, macro", "Learning rate"]
+
+
 def test_what_was_logged_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcome, "draw", lambda *_: outcome.log.warning("the <ink> is low"))
+    monkeypatch.setattr(outcome, "draw", lambda *_, **__: outcome.log.warning("the <ink> is low"))
     page, _ = written(tmp_path, tiny_set())
     assert "Warnings" in page.text and "the <ink> is low" in page.text
 

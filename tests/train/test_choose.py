@@ -171,7 +171,9 @@ def test_images_of_many_sizes_need_an_image_size(photos):
 @pytest.mark.parametrize(("name", "value"), [("patience", 2), ("best_by", "loss")])
 def test_what_watches_validation_images_is_refused_where_there_are_none(name, value):
     recipe = tiny_recipe(**{name: value})
-    with pytest.raises(ValueError, match=f"{name} needs a validation split, and there is none: leave {name} out"):
+    with pytest.raises(
+        ValueError, match=rf"{name} needs validation images, .*: add data\.val_fraction=0\.1, or leave {name} out"
+    ):
         fit_to_data(recipe, tiny_set())
     assert getattr(fit_to_data(recipe, tiny_set().with_validation(0.25)), name) == value
 

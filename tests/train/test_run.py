@@ -1234,6 +1234,36 @@ def test_what_a_run_began_with_stays_its_environment(trained):
     assert json.loads(file.read_text()) == began
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"epochs": 50, "patience": 2}, "ended after epoch 3 of 50: 2 without a better top1"),
+        (
+            {"epochs": 50, "patience": 2, "best_by": "f1_macro"},
+            "ended after epoch 3 of 50: 2 without a better f1_macro",
+        ),
+        ({"epochs": 50, "patience": 9, "time_limit": 4}, "ended after epoch 1 of 50: the time limit of 4 s"),
+        ({"epochs": 3, "patience": 2}, None),
+    ],
+)
+def test_a_run_says_why_it_ended_early(tmp_path, monkeypatch, settings, told):
+    clock, text = Clock(), io.StringIO()
+    monkeypatch.setattr(loop, "time", clock)
+    recipe = tiny_recipe(**settings, optim=FROZEN)
+    options = {"pictures": False, "on_step": clock.tick, "console": Console(file=text)}
+    fit(recipe, tiny_set(), out=tmp_path / "run", **options)
+    assert [line for line in text.getvalue().splitlines() if line.startswith("ended")] == ([told] if told else [])
+    assert ("training takes 4 s at most" in text.getvalue()) == ("time_limit" in settings)
+
+
+def test_the_figure_that_chooses_the_epoch_is_shown_by_epoch(tmp_path):
+    text = io.StringIO()
+    recipe = tiny_recipe(epochs=1, best_by="recall_macro")
+    run = fit(recipe, tiny_set(), out=tmp_path / "run", pictures=False, console=Console(file=text))
+    (row,) = metrics_rows(run.folder)
+    assert f" top-1 {float(row['val_top1']):.2%} recall_macro {float(row['val_recall_macro']):.2%} *" in text.getvalue()
+
+
 def test_early_stopping_counts_across_a_resume(trained):
     recipe = tiny_recipe(epochs=50, patience=3, optim=FROZEN)
     trained(recipe, tiny_set(), on_step=interrupt_after(2 * STEPS + 1))

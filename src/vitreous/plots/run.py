@@ -11,25 +11,23 @@ from vitreous.plots.canvas import BLUE, ROSE, plain, save, show
 TRAIN, VAL = BLUE, ROSE
 
 
-def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: Path) -> None:
-    """Loss and top-1 by epoch, training and validation, with the epoch whose weights were kept."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: Path, *, best_by: str = "top1") -> None:
+    """Loss, top-1 and the figure that chose the epoch, by epoch, training and validation, with the epoch kept."""
+    shown = {"loss": "loss", "top1": "top-1"}
+    shown.setdefault(best_by, best_by.replace("_", ", "))
+    figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
     epochs = [row["epoch"] for row in history]
     marker = "o" if len(history) < 3 else None
-    for axes, key, label in zip(figure.subplots(1, 2), ("loss", "top1"), ("loss", "top-1"), strict=True):
-        axes.plot(
-            epochs,
-            [row[f"train_{key}"] for row in history],
-            TRAIN,
-            marker=marker,
-            label="training, augmented",
-        )
+    for axes, (key, label) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
+        if f"train_{key}" in history[0]:
+            train = [row[f"train_{key}"] for row in history]
+            axes.plot(epochs, train, TRAIN, marker=marker, label="training, augmented")
         if f"val_{key}" in history[0]:
             axes.plot(epochs, [row[f"val_{key}"] for row in history], VAL, marker=marker, label="validation")
         axes.axvline(best_epoch, color="gray", linestyle=":", label=f"kept: epoch {best_epoch}")
         axes.set(xlabel="epoch", ylabel=label)
         plain(axes)
-    axes.legend(frameon=False)
+    figure.axes[1].legend(frameon=False)
     save(figure, path)
 
 

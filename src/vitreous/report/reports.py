@@ -61,7 +61,7 @@ def train_report(
     ]
     sections = [
         results_section(judged, tiles, chosen(results) + untouched),
-        Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"])),
+        Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"], recipe.best_by)),
         *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
@@ -108,17 +108,21 @@ def evaluation_report(
     write_page(file, lay_out(kind="Evaluation report", heading=heading, lead=lead, sections=sections))
 
 
-def _learning(history: Sequence[dict[str, float]], kept: int) -> str:
-    """Loss, top-1 and learning rate by epoch; a probe, which has no epochs, has none of them."""
+def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> str:
+    """Loss, top-1, what chose the epoch and learning rate, by epoch; a probe, which has no epochs, has none of them."""
     if "learning_rate" not in history[0]:
         return "<p>The head was fitted in one go, to features that were computed once.</p>"
     epochs = [row["epoch"] for row in history]
     charts = []
-    for key, title in {"loss": "Loss", "top1": "Top-1"}.items():
-        lines = [Line("training, augmented", "s1 dash", epochs, [row[f"train_{key}"] for row in history])]
+    shown = {"loss": "Loss", "top1": "Top-1"}
+    shown.setdefault(best_by, best_by.capitalize().replace("_", ", "))
+    for key, title in shown.items():
+        lines = []
+        if f"train_{key}" in history[0]:
+            lines.append(Line("training, augmented", "s1 dash", epochs, [row[f"train_{key}"] for row in history]))
         if f"val_{key}" in history[0]:
             lines.append(Line("validation", "s0", epochs, [row[f"val_{key}"] for row in history]))
-        charts.append(line_chart(title, lines, x_label="epoch", percent=key == "top1", kept=kept))
+        charts.append(line_chart(title, lines, x_label="epoch", percent=key != "loss", kept=kept))
     rates = Line("at the end of the epoch", "s2", epochs, [row["learning_rate"] for row in history])
     charts.append(line_chart("Learning rate", [rates], x_label="epoch"))
     note = (

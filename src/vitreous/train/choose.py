@@ -137,7 +137,9 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
     for name, usual in {"patience": None, "best_by": "top1"}.items():
         if data.val is None and getattr(recipe, name) != usual:
-            raise ValueError(f"{name} needs a validation split, and there is none: leave {name} out")
+            raise ValueError(
+                f"{name} needs validation images, and none are held out: add data.val_fraction=0.1, or leave {name} out"
+            )
     channels = data.train.images.channels
     asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
     if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other

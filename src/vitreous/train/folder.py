@@ -30,12 +30,12 @@ NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that fa
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
 
 
-def draw(plot: str, *args: Any) -> None:
-    """Draw a picture; one that fails warns, and never loses a run."""
+def draw(plot: str, *args: Any, **options: Any) -> None:
+    """Draw a picture into the file that is the last of `args`; one that fails warns, and never loses a run."""
     try:
         from vitreous import plots
 
-        getattr(plots, plot)(*args)
+        getattr(plots, plot)(*args, **options)
     except Exception as error:
         log.warning("could not draw %s: %s", args[-1], error)
 

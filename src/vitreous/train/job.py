@@ -134,6 +134,9 @@ class Job:
             f"{len(names)} classes ({shorten(names, 10)}); {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
+        if (limit := self.recipe.time_limit) is not None:
+            most = f"training takes {limit:,.0f} s at most, into which its schedule is fitted"
+            say(self.console, f"{most}; time_limit=null trains all {self.recipe.epochs} epochs")
         for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group):
             if keep:
                 log.warning(finding)
@@ -188,15 +191,18 @@ class Job:
         on_epoch: Callable[[dict[str, float]], None] | None,
     ) -> bool:
         """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
+        recipe, state = self.recipe, self.state
         with (
-            Display(self.console, self.recipe.epochs, self.steps, self.engine.device, self.state.images) as display,
+            Display(
+                self.console, recipe.epochs, self.steps, self.engine.device, recipe.best_by, state.images
+            ) as display,
             stop_flag() as stop,
         ):
 
             def epoch_done(row: dict[str, float]) -> None:
                 if self.engine.main:
                     self.write_history()
-                display.epoch(row, best=self.state.best_epoch == row["epoch"])
+                display.epoch(row, best=state.best_epoch == row["epoch"])
                 self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
                 if on_epoch is not None:
                     on_epoch(row)
@@ -204,7 +210,15 @@ class Job:
             hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
-            return self._loop(hooks, self.recipe)
+            done = self._loop(hooks, recipe)
+        if done and state.epoch < recipe.epochs:
+            fruitless = state.epoch - state.best_epoch
+            if recipe.patience is not None and fruitless >= recipe.patience:
+                why = f"{fruitless} without a better {recipe.best_by}"
+            else:
+                why = f"the time limit of {recipe.time_limit:,.0f} s"
+            say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {why}")
+        return done
 
     def write_history(self) -> None:
         """Write `metrics.csv`."""

@@ -61,7 +61,13 @@ def finish(job: Job) -> dict[str, Any]:
         for name, answers in judged.items():
             counts = confusion(answers.logits, answers.labels)
             draw("confusion_matrix", counts, job.data.class_names, plots / f"confusion_{name}.png")
-        draw("learning_curves", state.history, state.best_epoch, plots / "learning_curves.png")
+        draw(
+            "learning_curves",
+            state.history,
+            state.best_epoch,
+            plots / "learning_curves.png",
+            best_by=job.recipe.best_by,
+        )
         _report(job, bundle, judged)
     return results
 

@@ -63,11 +63,14 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
 class Display:
     """Shows epoch, step, images/s, loss, accuracies, memory in use and time left.
 
-    images: that the pass under way has seen before, where a run goes on.
+    best_by: the validation figure that chooses among epochs. images: that the pass under way has seen before, where a
+    run goes on.
     """
 
-    def __init__(self, console: Console, epochs: int, steps: int, device: torch.device, images: int = 0):
-        self.console, self.epochs, self.steps, self.device = console, epochs, steps, device
+    def __init__(
+        self, console: Console, epochs: int, steps: int, device: torch.device, best_by: str = "top1", images: int = 0
+    ):
+        self.console, self.epochs, self.steps, self.device, self.best_by = console, epochs, steps, device, best_by
         self.bar = None
         if console.is_terminal:
             self.bar = Progress(
@@ -117,7 +120,9 @@ class Display:
         self.last_line = time.monotonic()
         val = ""
         if "val_top1" in row:
-            val = f"  val loss {row['val_loss']:.3f} top-1 {row['val_top1']:.2%}{' *' if best else ''}"
+            chooses = self.best_by not in ("loss", "top1")
+            val = f" {self.best_by} {row[f'val_{self.best_by}']:.2%}" if chooses else ""
+            val = f"  val loss {row['val_loss']:.3f} top-1 {row['val_top1']:.2%}{val}{' *' if best else ''}"
         say(
             self.console,
             f"epoch {row['epoch']:>{len(str(self.epochs))}}/{self.epochs}  "
