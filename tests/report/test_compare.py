@@ -5,6 +5,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from tiny import tiny_recipe, tiny_set
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
-from vitreous.report.compare import compare_page, differences, figures, judged_apart, read_run, render
+from vitreous.report.compare import against, compare_page, differences, figures, judged_apart, read_run, render
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -106,6 +107,32 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     (tmp_path / "cv" / "results.json").unlink()
     with pytest.raises(ValueError, match=r"cv is no finished run, it has no results\.json: train it to the end"):
         read_run(tmp_path / "cv")
+
+
+def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, tmp_path):
+    with (runs / "a" / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tests = [row for row in rows if row["split"] == "test"]
+    wrong = next(name for name in ("sky", "sea") if name not in {row["class"] for row in tests})
+    for run, right in {"x": 4, "y": 10}.items():  # of 12: x alone twice, y alone eight times
+        copytree(runs / "a", tmp_path / run)
+        for i, row in enumerate(tests):
+            hit = i < right if run == "x" else i >= 12 - right + 1 or i == 0
+            row["answer"] = row["class"] if hit else wrong
+        with (tmp_path / run / "answers.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(tests)
+    x, y = read_run(tmp_path / "x"), read_run(tmp_path / "y")
+    only_x = sum(x.right["test"][image] and not y.right["test"][image] for image in x.right["test"])
+    only_y = sum(y.right["test"][image] and not x.right["test"][image] for image in x.right["test"])
+    assert (only_x, only_y) == (2, 8)
+    assert against(x, y, "test") == "+50.00 points (8 to 2, p = 0.11)"
+    assert against(y, x, "test") == "-50.00 points (2 to 8, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
+    assert against(x, x, "test") is None and against(x, y, "val") is None
+    assert against(x, replace(x), "test") == "+0.00 points (0 to 0, p = 1)"
+    assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 to 2, p = 0.11)"]
+    assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
 
 
 def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):

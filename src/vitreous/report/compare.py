@@ -1,5 +1,6 @@
 """Finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -34,6 +35,8 @@ class Finished:
     data: dict[str, Any]
     history: list[dict[str, float]]
     """Rows of `metrics.csv`; none for a shipped model."""
+    right: dict[str, dict[tuple[str, ...], bool]]
+    """By split, whether the answer to each image of `answers.csv` was right; none for a shipped model."""
 
     def figure(self, split: str, key: str) -> float | None:
         return (self.results.get(split) or {}).get(key)
@@ -60,7 +63,19 @@ def read_run(run: Path | str) -> Finished:
         recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
         data=data,
         history=read_history(folder),
+        right=_right(folder / "answers.csv"),
     )
+
+
+def _right(file: Path) -> dict[str, dict[tuple[str, ...], bool]]:
+    """Whether each answer is right, by split and by row, place and class of the image."""
+    splits: dict[str, dict[tuple[str, ...], bool]] = {}
+    if file.exists():
+        with file.open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                image = row["row"], row["image"], row["class"]
+                splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"]
+    return splits
 
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
@@ -97,9 +112,11 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row("data", lambda run: run.data["name"]),
         row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
+        row("  against the first", lambda run: against(runs[0], run, "test")),
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
+        row("  against the first", lambda run: against(runs[0], run, "val")),
         row("test loss", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
         row("test images", of("test", "count")),
@@ -110,6 +127,23 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row("memory, GiB", cost("peak_memory", "{:.2f}", 2**30)),
     ]
     return [(name, texts) for name, texts in rows if any(texts)]
+
+
+def against(first: Finished, run: Finished, split: str) -> str | None:
+    """How much better a run answers the same images: the images that it alone has right, to those that the first has.
+
+    p: how often answers of equal worth would differ as much, by the exact sign test (McNemar 1947). None where the
+    images are not known to be the same.
+    """
+    ours, theirs = first.right.get(split), run.right.get(split)
+    if run is first or not ours or not theirs or ours.keys() != theirs.keys() or judged_apart((first, run)):
+        return None
+    from scipy.stats import binomtest
+
+    gained = sum(right and not ours[image] for image, right in theirs.items())
+    lost = sum(right and not theirs[image] for image, right in ours.items())
+    p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} to {lost}, p = {p:.2g})"
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
