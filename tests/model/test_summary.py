@@ -106,6 +106,13 @@ def test_activation_bytes_are_what_a_second_image_keeps(monkeypatch):
     assert image == pytest.approx(summarise(config).activation_bytes, rel=0.2)
 
 
+def test_activation_bytes_count_what_dropout_leaves_out():
+    without, with_it = (ViTConfig(**MINI | {"dropout": share}) for share in (0.0, 0.1))
+    masks = 65 * 256 * (1 + 6 * (1 + 2 + 1))  # after the positions; after attention, in the MLP twice as wide, after it
+    assert summarise(with_it).activation_bytes == summarise(without).activation_bytes + 4 * masks
+    assert summarise(with_it).rows == summarise(without).rows
+
+
 def test_activation_bytes_leave_parameters_and_tables_out():
     few, many = (ViTConfig(**MINI | {"positions": "rope", "num_classes": classes}) for classes in (10, 1000))
     assert summarise(few).activation_bytes == summarise(many).activation_bytes

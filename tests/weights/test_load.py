@@ -202,6 +202,8 @@ def test_our_own_bundles_go_the_same_way(tmp_path, options):
     larger, report = load_weights(tmp_path / "run", image_size=16, num_classes=2)
     assert larger.model(torch.zeros(1, 1, 16, 16)).shape == (1, 2)
     assert isinstance(larger.model.head, torch.nn.Linear) and bool(report.resampled) == ("positions" not in options)
+    computed = "positions computed for a grid of 4 x 4; the weights knew 2 x 2"
+    assert (computed in report.lines()) == ("positions" in options)
 
 
 def test_a_shipped_name_is_found_and_another_is_explained(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
     pixels: Tensor
     """uint8 (n, C, H, W)."""
     labels: Tensor | None
-    """(n,), where they are known."""
+    """Where they are known, of the images that are different ones: the others are these over again."""
     name: str
 
 
@@ -44,7 +44,7 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data:
         return Inputs(pixels, None, f"{at_least} images of noise")
     count = len(split)
     rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
-    labels = torch.from_numpy(np.asarray(split.labels)[rows])
+    labels = torch.from_numpy(np.asarray(split.labels))
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
     return Inputs(pixels, labels, f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones")
 
@@ -65,17 +65,18 @@ def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
             logits[name].append(answer)
             seconds[name] += taken
     a, b = (torch.cat(found) for found in logits.values())
-    agree = a.argmax(dim=1) == b.argmax(dim=1)
+    count = len(inputs.pixels if inputs.labels is None else inputs.labels)
+    answers, others = a[:count].argmax(dim=1), b[:count].argmax(dim=1)
     figures = {
         "inputs": inputs.name,
         "batches": sizes,
         "max_abs_difference": (a - b).abs().max().item() if a.shape == b.shape else float("inf"),
-        "top1_agreement": agree.float().mean().item(),
+        "top1_agreement": (answers == others).double().mean().item(),
         "milliseconds_per_image": {name: 1000 * taken / len(inputs.pixels) for name, taken in seconds.items()},
     }
     if inputs.labels is not None:
-        top1 = {n: (f.argmax(dim=1) == inputs.labels).double().mean().item() for n, f in (("before", a), ("after", b))}
-        figures["top1"] = top1
+        named = {"before": answers, "after": others}
+        figures["top1"] = {name: (own == inputs.labels).double().mean().item() for name, own in named.items()}
     return figures
 
 

@@ -52,6 +52,9 @@ def summarise(config: ViTConfig) -> Summary:
     """Shapes, parameters, FLOPs and memory of a model; its weights are never made, so H/14 takes a second."""
     with torch.device("meta"):
         model = ViT(config).eval()  # one image has no batch statistics
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.train()  # which keeps what it left out
         images = torch.empty(1, config.channels, *config.image_size)
     parts: dict[str, nn.Module] = {"patches": model.patches, "tokens": model.drop}  # their last step
     for i, block in enumerate(model.blocks):

@@ -33,7 +33,7 @@ class Start(NamedTuple):
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     """Load `recipe.start.weights`. The head is kept where its classes are these, and is a new one elsewhere.
 
-    The recipe may ask for another image size, to which positions are resampled, for another head, dropout and
+    The recipe may ask for another image size, to which learned positions are resampled, for another head, dropout and
     stochastic depth, and for a head that reads the mean of the patches beside the class token, or not. Raises
     ValueError for what else it asks of the model, and for weights that do not load.
     """

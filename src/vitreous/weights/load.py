@@ -46,6 +46,8 @@ class Report(NamedTuple):
     """Why the head is a new one; empty for the file's own."""
     resampled: tuple[tuple[int, int], tuple[int, int]] | None
     """The grid of the file's positions and the model's, where they differ."""
+    computed: tuple[tuple[int, int], tuple[int, int]] | None
+    """The same of positions that are no weights, so that those of the model's grid take their place."""
     preprocess: Preprocess
     named: bool
     """Whether the file says what the classes of its head are called; else they are numbered."""
@@ -61,9 +63,10 @@ class Report(NamedTuple):
             lines.append(f"new head, which answers 0 for every class: {self.new_head}")
         if rest := [name for name in self.fresh if not name.startswith("head.")]:
             lines.append(f"not in the file, started afresh: {shorten(rest)}")
-        if self.resampled:
-            old, new = (f"{rows} x {columns}" for rows, columns in self.resampled)
-            lines.append(f"positions resampled from a grid of {old} to {new}")
+        if grids := self.resampled or self.computed:
+            old, new = (f"{rows} x {columns}" for rows, columns in grids)
+            told = f"positions resampled from a grid of {old} to {new}"
+            lines.append(told if self.resampled else f"positions computed for a grid of {new}; the weights knew {old}")
         p = self.preprocess
         lines.append(
             f"images: {p.image_size[0]} x {p.image_size[1]}, {p.fit} of {p.crop_fraction:g}, {p.interpolation}, "
@@ -129,9 +132,9 @@ def load_weights(
 
     model = ViT(config)
     state = {name: value for name, value in match.ours.items() if not (new_head and _in_head(name))}
-    resampled = None
-    if "positions" in state and config.grid != said.model.grid:
-        resampled = said.model.grid, config.grid
+    grids = (said.model.grid, config.grid) if config.grid != said.model.grid else None
+    resampled, computed = (grids, None) if "positions" in state else (None, grids)
+    if resampled:
         prefix, patches = state["positions"].tensor_split([config.placed_prefix], dim=1)
         state["positions"] = torch.cat([prefix, resample_positions(patches, config.grid, said.model.grid)], dim=1)
     model.load_state_dict(state, strict=False)  # all names are accounted for
@@ -142,7 +145,7 @@ def load_weights(
     names = said.class_names if named else tuple(map(str, range(classes)))
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
-    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, preprocess, named)
+    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, computed, preprocess, named)
     return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
 
 
