@@ -150,6 +150,34 @@ def test_pictures_in_memory_are_answered_like_their_files(bundle, files):
     assert [answer[1:] for answer in pasted] == [answer[1:] for answer in by_file]
 
 
+def test_arrays_are_answered_like_pictures_of_them(bundle, files):
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])  # (N, H, W)
+    answers = [answer[1:] for answer in ask(bundle, files)]
+    colored = tiny_bundle(channels=3)
+    in_color = [answer[1:] for answer in ask(colored, files)]
+    channels = np.stack([pixels] * 3, axis=1)
+    for layout in (list(pixels), pixels[..., None], pixels[:, None], torch.from_numpy(pixels)[:, None] / 255):
+        assert [answer[1:] for answer in ask(bundle, layout)] == answers
+    for layout in (pixels[:, None], channels, np.moveaxis(channels, 1, 3)):
+        assert [answer[1:] for answer in ask(colored, layout)] == in_color
+    for one in (pixels[2], pixels[2][None], torch.from_numpy(pixels[2])):
+        assert [answer[1:] for answer in ask(bundle, one)] == [answer[1:] for answer in ask(bundle, files[2])]
+    assert ask(bundle, pixels[0])[0].image == "the image"
+
+
+def test_images_of_five_channels_are_asked_about_as_arrays():
+    bundle, pixels = tiny_bundle(channels=5), np.random.default_rng(0).integers(0, 256, (2, 8, 8, 5), np.uint8)
+    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.4) / 0.2
+    for answer, expected in zip(ask(bundle, pixels, top=3), bundle.model(images).softmax(1), strict=True):
+        assert answer.probabilities == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
+    with pytest.raises(BrokenImage, match="a picture has 1 or 3 channels, not 5: pass uint8 arrays instead"):
+        ask(bundle, Image.new("RGB", (8, 8)))
+    with pytest.raises(ValueError, match="the images have 3 channels, the model takes 5"):
+        ask(bundle, pixels[..., :3])
+    with pytest.raises(TypeError, match="an image is a path, bytes, a PIL image or an array, not int"):
+        ask(bundle, [7])
+
+
 def test_a_broken_picture_in_memory_is_a_broken_image(bundle):
     stream = io.BytesIO()
     Image.fromarray(stripes(1, side=64)[0][0, 0]).save(stream, "PNG")

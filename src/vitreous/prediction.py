@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitreous.data.folders import files_below
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import BrokenImage, FileImages, Images, as_text, reason
+from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, reason
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import write_csv
 from vitreous.model import ViTConfig
@@ -46,8 +46,8 @@ class StoredImage:
     name: str
 
 
-Asked = Path | str | bytes | Image.Image | StoredImage
-"""A file's path, the bytes of one, a picture, or an image of a split."""
+Asked = Path | str | bytes | Image.Image | np.ndarray | Tensor | StoredImage
+"""A file's path, the bytes of one, a picture, pixels as `as_pixels` takes those of many, or an image of a split."""
 
 
 @torch.inference_mode()
@@ -95,9 +95,10 @@ def predict(
 ) -> Iterator[Prediction]:
     """The `top` likeliest classes of each image, batch by batch, in order.
 
-    run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. An image that cannot be read
-    raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left out. precision: `auto` is
-    what the run's recipe says.
+    run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes of
+    files, PIL images, or arrays and tensors, uint8 or floats in 0..1, of one image or with a dimension for many. An
+    image that cannot be read raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left
+    out. precision: `auto` is what the run's recipe says.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
@@ -145,7 +146,7 @@ def read_batches(
     Files are read by several threads, and pictures by this one: the same may be given twice.
     """
     Image.init()  # threads that find out together what Pillow reads may find less
-    pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if isinstance(images, Asked) else images)
+    pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if _is_one(images) else images)
 
     def begin(image: Asked) -> Future:
         if isinstance(image, Path | str | bytes):
@@ -174,8 +175,15 @@ def read_batches(
         pool.shutdown(cancel_futures=True)
 
 
+def _is_one(images: Iterable[Asked] | Asked) -> bool:
+    """Whether this is one image; an array of four dimensions holds many."""
+    return isinstance(images, Asked) and getattr(images, "ndim", 0) < 4
+
+
 def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
+    if isinstance(image, np.ndarray | Tensor):
+        return preprocess.fit_array(as_pixels(image[None])[0])
     if isinstance(image, bytes | Image.Image):
         try:
             return preprocess.fit_image(_opened(image) if isinstance(image, bytes) else image)
@@ -185,7 +193,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
         return image.images.read([image.row], preprocess)[0]
     if not isinstance(image, Path | str):
         kind = type(image).__name__
-        raise TypeError(f"predict takes paths, bytes and PIL images, not {kind}: Image.fromarray makes one")
+        raise TypeError(f"an image is a path, bytes, a PIL image or an array, not {kind}")
     return FileImages([image]).read([0], preprocess)[0]
 
 
@@ -197,7 +205,7 @@ def _opened(content: bytes) -> Image.Image:
 
 def image_name(image: Asked) -> str:
     """Where an image came from, as far as it knows."""
-    if isinstance(image, bytes):
+    if isinstance(image, bytes | np.ndarray | Tensor):
         return "the image"
     if isinstance(image, StoredImage):
         return image.name
