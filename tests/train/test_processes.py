@@ -5,6 +5,7 @@ import io
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,13 +20,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from tiny import CLASSES, equal, metrics_rows, stripes, tiny_recipe, tiny_vit, weights_of
+from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_vit, weights_of, write_images
 
 from vitreous.data.images import ImageSet
+from vitreous.data.stores import FileImages
 from vitreous.model import ViT
-from vitreous.recipe import Recipe
-from vitreous.train import engine, folder
+from vitreous.recipe import Recipe, make_recipe
+from vitreous.train import engine, folder, folds, job
 from vitreous.train.engine import Engine, shared_device
+from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
 SERVER = multiprocessing.get_context("forkserver")  # imports everything once; each process is then a fork of it
@@ -65,22 +68,26 @@ class Outcome(NamedTuple):
     """Of the model it was given, if it was."""
 
 
-def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet, options: dict) -> Outcome:
+def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet | None, options: dict) -> Outcome:
     faulthandler.dump_traceback_later(300, exit=True)  # rather than wait forever for another process
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     os.chdir(options.pop("folder", "."))
+    os.environ["VITREOUS_CACHE"] = options.pop("cache")
+    options.pop("notes", lambda: None)()
+    begin = options.pop("begin", fit)
     sys.stdout = text = io.StringIO()
     model = options.get("model")
-    run = fit(recipe, data, device="cpu", pictures=False, **options)
+    run = begin(recipe, data, device="cpu", pictures=False, **options)
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values()) if model else b""
     return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state().numpy().tobytes(), weights)
 
 
-def train(processes: int, recipe: Recipe, data: ImageSet, **options: Any) -> list[Any]:
-    """Each process's outcome of `fit`, or the error it ended with. folder: where they work."""
+def train(processes: int, recipe: Recipe, data: ImageSet | None, **options: Any) -> list[Any]:
+    """Each process's outcome of `begin`, by default `fit`, or the error it ended with. folder: where they work."""
+    options.setdefault("cache", os.environ["VITREOUS_CACHE"])  # which is not that of the server that forks
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -119,6 +126,31 @@ class Poison:
     def __call__(self, state, _):
         if state.step == 2 and os.environ["RANK"] == "1":
             self.model.head.weight.data.fill_(math.nan)
+
+
+class Notes:
+    """What each process does of the work that the first does for all: (rank, function), in the order of the calls."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def __call__(self):
+        for place, name in ((FileImages, "_fit"), (job, "fit_head"), (folds, "finished")):
+            setattr(place, name, self._noted(name, getattr(place, name)))
+
+    def _noted(self, name, function):
+        def noted(*given):
+            with self.file.open("a") as file:
+                file.write(f"{os.environ['RANK']} {name}\n")
+            if name == "_fit":
+                time.sleep(0.01)  # so that the others would come to images that are not decoded yet
+            return function(*given)
+
+        return noted
+
+    def read(self) -> dict[str, int]:
+        lines = self.file.read_text().splitlines()
+        return {line: lines.count(line) for line in lines}
 
 
 def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
@@ -175,6 +207,53 @@ def test_batch_statistics_of_the_main_process_judge_and_are_kept(tmp_path):
     (row,) = metrics_rows(tmp_path / "run")
     assert float(row["val_loss"]) == pytest.approx(main.results["val"]["loss"], rel=1e-5)
     assert other.results == main.results
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of 39 images to train on and 9 to test."""
+    write_images(tmp_path / "photos" / "train", 13)
+    write_images(tmp_path / "photos" / "test", 3, seed=1)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Trained ones, of two other classes."""
+    tiny_bundle(seed=3, classes=("x", "y")).save(tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+def test_a_head_that_is_fitted_first_is_that_of_all_processes(tmp_path, alone, photos, weights):
+    """Files are decoded, and the head is fitted, by the first alone."""
+    recipe = recipe_with(
+        data={"source": str(photos), "val_fraction": 0.25},
+        optim={"batch_size": 10},
+        start={"weights": str(weights), "probe_first": True},
+    )
+    alone(recipe, None, tmp_path / "one")
+    notes = Notes(tmp_path / "notes")
+    main, other = train(2, recipe, None, out=tmp_path / "two", cache=str(tmp_path / "cold"), notes=notes)
+    assert_same_losses(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert main.results == other.results and main.results["test"]["count"] == 9
+    assert notes.read() == {"0 _fit": 48, "0 fit_head": 1}
+
+
+def test_folds_of_a_probe_are_those_of_one_process_and_go_on(tmp_path, photos, weights):
+    """The main process alone looks for finished folds, fits heads and writes."""
+    fields = {"epochs": 1, "precision": "float32", "start": {"weights": str(weights), "probe": True}}
+    recipe = make_recipe(fields | {"data": {"source": str(photos), "folds": 2, "val_fraction": 0.25}}, "test")
+    options = {"device": "cpu", "pictures": False, "console": Console(file=io.StringIO())}
+    one = fit_folds(recipe, out=tmp_path / "one", **options).results
+    shutil.copytree(tmp_path / "one" / "fold-1", tmp_path / "two" / "fold-1")
+    shutil.copy(tmp_path / "one" / "recipe.yaml", tmp_path / "two")
+    notes = Notes(tmp_path / "notes")
+    main, other = train(2, recipe, None, out=tmp_path / "two", resume=True, begin=fit_folds, notes=notes)
+    assert main.results == other.results and main.results["count"] == [20, 19]
+    for key in ("top1", "loss"):
+        assert main.results[key] == pytest.approx(one[key], rel=1e-3)
+    assert notes.read() == {"0 finished": 2, "0 fit_head": 1}
+    assert main.printed.count("fold 2 of 2:") == 1 and "fold 1 of 2:" not in main.printed and other.printed == ""
 
 
 # --- interrupted, and going on ---
