@@ -551,6 +551,24 @@ def test_hub_sets_are_downloaded_once_and_read(tmp_path, monkeypatch, source, re
     assert made.name == name and made.source == source and made.train.labels.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("source", ["cifar100", "hf:some/birds"])
+def test_a_column_behind_a_colon_holds_the_labels_of_a_downloaded_set(tmp_path, monkeypatch, source):
+    features = hub_features("cod", "owl", "ray", image="img", label="fine_label")
+    features |= {"coarse_label": {"_type": "ClassLabel", "names": ["fish", "bird"]}}
+    columns = {"img": hub_images(pixels(4)), "fine_label": [1, 0, 2, 1], "coarse_label": [1, 0, 0, 1]}
+    write_parquet(tmp_path / "data" / "train.parquet", columns, features)
+    monkeypatch.delenv("VITREOUS_DATA", raising=False)
+    monkeypatch.setattr(sources, "_download", lambda *_: tmp_path / "data")
+    for column, names, labels in (
+        ("", ("cod", "owl", "ray"), [1, 0, 2, 1]),
+        (":fine_label", ("cod", "owl", "ray"), [1, 0, 2, 1]),
+        (":coarse_label", ("fish", "bird"), [1, 0, 0, 1]),
+    ):
+        made = load(source + column)
+        assert (made.class_names, made.train.labels.tolist()) == (names, labels)
+        assert made.source == source + column and made.label == (column[1:] or None)
+
+
 def test_a_set_is_not_fetched_where_that_is_not_asked_for(monkeypatch):
     import huggingface_hub
 
