@@ -21,7 +21,7 @@ from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.train import choose
+from vitreous.train import choose, loop
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.run import fit
 from vitreous.train.start import check_start, load_start
@@ -292,6 +292,25 @@ def test_the_weights_say_how_much_of_an_image_is_read(source):
     start = load_start(make_recipe({"start": {"weights": str(source)}} | changes, "test"), CLASSES)
     assert start.lines[-1] == "images are cut as these weights read them, to 1, not by data.crop_fraction=0.75"
     assert start.recipe.data.crop_fraction == start.preprocess.crop_fraction == 1
+
+
+@pytest.mark.parametrize(("data", "fit"), [({}, "squash"), ({"fit": "squash"}, "squash"), ({"fit": "crop"}, "crop")])
+def test_images_are_fitted_as_the_weights_say_unless_the_recipe_does(source, data, fit):
+    start = load_start(make_recipe({"start": {"weights": str(source)}, "data": data}, "test"), CLASSES)
+    assert start.preprocess.fit == start.recipe.data.fit == fit
+    assert ("images are fitted by crop, as data.fit says" in start.lines) is (fit == "crop")
+
+
+def test_random_crops_come_from_what_the_weights_read_of_an_image(started, tmp_path, monkeypatch):
+    bundle, seen, data = tiny_bundle(seed=1), [], tiny_set(side=16)
+    preprocess = bundle.preprocess.model_copy(update={"crop_fraction": 0.5})
+    Bundle(bundle.model, preprocess, OTHERS[:3]).save(tmp_path / "half")
+    monkeypatch.setattr(loop, "augment", lambda images, *_: seen.append(images) or images)
+    run = started(weights=tmp_path / "half", data=data, augment={"crop_scale": (0.5, 1.0)})
+    shown = torch.cat(seen).mul(255).round().byte().numpy()
+    centres = {preprocess.fit_array(image).tobytes() for image in data.train.images.array}
+    assert len(shown) == 32 and {image.tobytes() for image in shown} <= centres
+    assert run.bundle.preprocess == preprocess
 
 
 @pytest.mark.parametrize("key", ["start.probe", "start.probe_first", "optim.freeze", "optim.layer_decay"])
