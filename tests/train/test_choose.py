@@ -101,6 +101,13 @@ def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, mo
     assert recipe.optim.name == read_recipe("small-images").optim.name
 
 
+def test_a_folder_of_images_of_many_sizes_gets_the_recipe_for_photos(photos):
+    Image.new("L", (20, 10)).save(photos / "ant" / "x.png")
+    recipe, data, reason = choose_recipe(str(photos), None, [])
+    assert reason == "recipe photos, chosen for 31 training images: epochs=300" and data.train.images.shape is None
+    assert fit_to_data(recipe, data).model.image_size == read_recipe("photos").model.image_size
+
+
 def test_what_is_asked_for_wins_over_what_is_chosen(photos):
     recipe, _, _ = choose_recipe(str(photos), None, ["epochs=2", "model.patch_size=4"])
     assert recipe.epochs == 2 and recipe.model.patch_size == (4, 4)
