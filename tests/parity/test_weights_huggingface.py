@@ -204,6 +204,34 @@ def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):
         from_huggingface.read_preprocessing(said | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"do_resize": False}, "does not resize images to one size"),
+        ({"size": None}, "does not resize images to one size"),
+        ({"do_rescale": False}, "does not scale pixels to 0..1"),
+        ({"rescale_factor": 1 / 127.5}, "does not scale pixels to 0..1"),
+        ({"size": {"shortest_edge": 32}}, "leaves images of different sizes: it cuts out no centre"),
+        (
+            {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": False},
+            "leaves images of different sizes: it cuts out no centre",
+        ),
+    ],
+)
+def test_preprocessing_that_ours_cannot_do_is_refused(changes, reason):
+    said = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    assert from_huggingface.read_preprocessing(said).mean == (0.5,) * 3
+    with pytest.raises(ValueError) as caught:
+        from_huggingface.read_preprocessing(said | changes)
+    assert str(caught.value) == f"preprocessor_config.json {reason}"
+
+
+def test_preprocessing_that_does_not_normalise_leaves_pixels_in_0_to_1():
+    said = {"size": 32, "image_mean": [0.4] * 3, "image_std": [0.2] * 3, "do_normalize": False}
+    preprocess = from_huggingface.read_preprocessing(said)
+    assert (preprocess.mean, preprocess.std) == ((0,) * 3, (1,) * 3)
+
+
 def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
     made(tmp_path, *KINDS["dinov2, registers"])
     processor = BitImageProcessor(size={"shortest_edge": 20}, crop_size={"height": 16, "width": 16})
