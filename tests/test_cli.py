@@ -438,6 +438,15 @@ def test_a_run_is_ended_where_it_stands(vitreous, stopped):
     assert code == 2 and err == "vitreous: --finish needs the run folder: name it with --out\n"
 
 
+def test_a_cross_validation_is_ended_by_its_folds_alone(vitreous, work, tmp_path):
+    recipe = tiny_recipe(data={"source": str(work / "photos"), "val_fraction": 0.25, "folds": 2})
+    (tmp_path / "recipe.yaml").write_text(recipe.dump())
+    code, out, err = vitreous("train", "--finish", "--out", tmp_path)
+    message = f"{tmp_path} is a cross-validation: --finish ends one of its folds, such as {tmp_path / 'fold-1'}"
+    assert (code, out, err) == (2, "", f"vitreous: {message}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
 def test_a_run_is_resumed_by_the_command_that_started_it(vitreous, work, stopped):
     code, _, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--resume", "--out", stopped)
     assert code == 0 and equal(weights_of(stopped), weights_of(work / "run"))
@@ -639,6 +648,10 @@ def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
         (RuntimeError("CUDA out of memory. Tried"), "not enough memory: use --device cpu, or a machine with more"),
         (MemoryError(), "not enough memory: use --device cpu, or a machine with more"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal"), "a process that reads images has died, often "),
+        *(
+            (RuntimeError(text), "another process of this run has failed; training goes on from its last checkpoint ")
+            for text in ("[gloo/pair.cc:5] Connection closed by peer, memory", "NCCL error: remote process exited")
+        ),
     ],
 )
 def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):
@@ -648,6 +661,23 @@ def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, l
     monkeypatch.setattr(evaluation, "judge_run", fail)
     code, out, err = vitreous("evaluate", "run")
     assert (code, out) == (2, "") and err.startswith(f"vitreous: {line}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "error", "way_out"),
+    [
+        ("train photos --recipe r.yaml", "vitreous.train.run.fit", MemoryError(), "choose a smaller model or image, "),
+        ("predict run photos", "vitreous.prediction.predict", MemoryError(), "lower --batch-size\n"),
+        ("train photos --recipe r.yaml", "vitreous.train.run.fit", RuntimeError("shared memory"), "data.workers=0\n"),
+    ],
+)
+def test_lack_of_memory_names_the_way_out_of_the_command(vitreous, monkeypatch, command, asked, error, way_out):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(asked, fail)
+    code, _, err = vitreous(*command.split())
+    assert code == 2 and way_out in err and err.count("\n") == 1
 
 
 def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):

@@ -3,6 +3,7 @@
 import numpy as np
 from image_samples import pixels, preprocess_of, to_image, write_folder
 
+from vitreous.data import loaders
 from vitreous.data.check import check, leaks, summary
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches, decode
@@ -70,6 +71,18 @@ def test_files_of_several_pages_are_named(tmp_path):
     pages[0].save(folder / "b" / "camera.jpg", "MPO", save_all=True, append_images=pages[1:])  # with a preview
     image_set = load(folder)
     assert check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8)) == []
+
+
+def test_images_that_are_decoded_batch_by_batch_are_not_searched_for_copies_and_it_is_said(tmp_path, monkeypatch):
+    write_folder(tmp_path, {"a": 9, "b": 20})
+    monkeypatch.setattr(loaders, "IN_MEMORY", 0)
+    monkeypatch.setattr(loaders, "_cache_file", lambda *_: None)
+    image_set = load(tmp_path).with_validation(0.1)
+    train, val = (Batches(part, preprocess_of(), batch_size=8) for part in (image_set.train, image_set.val))
+    assert check(image_set, train, val) == [
+        "1 class has fewer than 10 training images: 'a' (8)",
+        "copies were not looked for, as the images are decoded batch by batch",
+    ]
 
 
 def test_groups_of_one_image_each_are_told(tmp_path):

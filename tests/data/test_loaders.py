@@ -200,6 +200,26 @@ def test_batches_are_the_same_wherever_the_pixels_live(tmp_path, monkeypatch, ki
         np.testing.assert_array_equal(batch.images.numpy(), pixels(11)[rows.numpy()])
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to"), ValueError, r"^3\.1 GB of images do not fit "),
+        (RuntimeError("no kernel"), RuntimeError, "^no kernel$"),
+    ],
+)
+def test_images_that_the_device_has_no_room_for_are_told_with_the_ways_out(monkeypatch, error, kind, message):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(loaders, "_bytes", lambda *_: 3_100_000_000)
+    monkeypatch.setattr(torch, "empty", full)
+    split = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).train
+    with pytest.raises(kind, match=message) as caught:
+        Batches(split, preprocess_of(), batch_size=2)
+    ways_out = "memory of cpu: to train, lower data.memory_budget; else use --device cpu"
+    assert (ways_out in str(caught.value)) is (kind is ValueError)
+
+
 def test_resident_batches_are_copies():
     batches = Batches(ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).train, preprocess_of(), batch_size=4)
     next(batches.epoch(torch.arange(4))).images.zero_()

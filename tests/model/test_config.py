@@ -84,6 +84,10 @@ REFUSED = [
         {"dim": 5, "heads": 1, "positions": "sincos_learned"},
         "sincos_learned positions need an even dim, not 5",
     ),
+    (
+        {"norm_after_pool": True, "pool": "cls_mean"},
+        "norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them",
+    ),
     ({"stem_channels": (8,)}, "stem_channels (8,) need patch_embedding=conv_stem, not conv"),
     (
         STEM | {"patch_size": (4, 7), "stem_channels": (8, 8)},

@@ -239,6 +239,8 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
     ("changes", "message"),
     [
         ({"epochs": 3}, "epochs is 3, but a probe"),
+        ({"time_limit": "90s"}, "^time_limit is 90.0, but a probe"),
+        ({"patience": 2}, "^patience is 2, but a probe"),
         ({"best_by": "loss"}, "best_by is loss, but a probe"),
         ({"compile": True}, "compile is True, but a probe"),
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
