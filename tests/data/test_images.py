@@ -22,8 +22,9 @@ from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
     [lambda x: x, lambda x: np.ascontiguousarray(x.transpose(0, 2, 3, 1)), lambda x: (x / 255).astype("f4")],
     ids=["channels first", "channels last", "floats"],
 )
-def test_arrays_of_every_layout_give_the_same_pixels(kind, arrange):
-    expected = pixels(6)
+@pytest.mark.parametrize("channels", [3, 5])
+def test_arrays_of_every_layout_give_the_same_pixels(kind, arrange, channels):
+    expected = pixels(6, channels)
     made = ImageSet.from_arrays(kind(arrange(expected)), [0, 1, 2] * 2)
     np.testing.assert_array_equal(made.train.images.array, expected)
     assert made.train.labels.dtype == np.int64 and made.class_names == ("0", "1", "2")
@@ -131,20 +132,22 @@ class Pairs(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    "convert",
+    ("convert", "channels"),
     [
-        to_image,
-        lambda x: x.transpose(1, 2, 0),
-        torch.from_numpy,
-        lambda x: torch.from_numpy(x) / 255,
+        (to_image, 3),
+        (lambda x: x.transpose(1, 2, 0), 3),
+        (lambda x: x.transpose(1, 2, 0), 5),
+        (torch.from_numpy, 3),
+        (torch.from_numpy, 5),
+        (lambda x: torch.from_numpy(x) / 255, 3),
     ],
-    ids=["pictures", "arrays", "tensors", "float tensors"],
+    ids=["pictures", "arrays", "arrays of 5", "tensors", "tensors of 5", "float tensors"],
 )
-def test_datasets_of_every_item_kind_give_the_same_pixels(convert):
-    expected = pixels(6)
+def test_datasets_of_every_item_kind_give_the_same_pixels(convert, channels):
+    expected = pixels(6, channels)
     made = ImageSet.from_dataset(Pairs([convert(x) for x in expected], [0, 1, 2] * 2))
-    assert made.train.images.shape == (3, 8, 8) and made.train.images.channels == 3
-    np.testing.assert_array_equal(made.train.images.read(np.arange(6), preprocess_of()), expected)
+    assert made.train.images.shape == (channels, 8, 8) and made.train.images.channels == channels
+    np.testing.assert_array_equal(made.train.images.read(np.arange(6), preprocess_of(channels)), expected)
     assert made.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
 
 
