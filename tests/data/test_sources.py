@@ -21,8 +21,9 @@ from image_samples import (
 )
 from tiny import write_images
 
-from vitreous.data import sources
+from vitreous.data import parquet, sources
 from vitreous.data.loaders import decode
+from vitreous.data.parquet import ParquetImages
 from vitreous.data.sources import load
 
 BATCHES = [f"data_batch_{n}" for n in range(1, 6)]  # of CIFAR-10
@@ -243,6 +244,21 @@ def test_parquet_of_the_hub_is_read_by_its_metadata(tmp_path):
     np.testing.assert_array_equal(read(pickle.loads(pickle.dumps(made.train))), arrays[:8])  # as workers get it
     assert made.train.images.shape == (3, 8, 8)
     assert made.train.images.describe(6).endswith("train-00001-of-00002.parquet: row 1")
+
+
+@pytest.mark.parametrize(("room", "most"), [(0, 1), (2.5, 2), (9, 4)])  # in row groups
+def test_the_row_groups_that_were_read_last_are_held_as_far_as_memory_is_allowed(tmp_path, monkeypatch, room, most):
+    arrays, read_group, seen = pixels(12), ParquetImages._read_group, []
+    monkeypatch.setattr(
+        ParquetImages, "_read_group", lambda self, *which: seen.append(which) or read_group(self, *which)
+    )
+    write_parquet(tmp_path / "x.parquet", {"image": hub_images(arrays), "label": [0, 1] * 6}, row_group_size=3)
+    images = load(tmp_path / "x.parquet").train.images
+    monkeypatch.setattr(parquet, "HELD_BYTES", room * read_group(images, 0, 0).nbytes)
+    for row in np.random.default_rng(0).permutation(12).tolist():
+        np.testing.assert_array_equal(images.read([row], preprocess_of()), arrays[[row]])
+        assert [(0, group) for group in images._held] == seen[-len(images._held) :] and row // 3 in images._held
+        assert len(images._held) == min(len(set(seen)), most)
 
 
 def test_a_parquet_file_of_plain_bytes_and_words_is_read_by_its_types(tmp_path):
