@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from tiny import tiny_bundle
 
-from vitreous import Bundle
+from vitreous import Bundle, read_recipe
 from vitreous.export import export_run
 from vitreous.preprocess import Preprocess
 
@@ -21,6 +21,9 @@ MODELS = {
         "bias": False,
         "mlp_ratio": 2.7,
     },
+    "recipe plain, narrow": read_recipe("plain", ["model.dim=48", "model.depth=2"]).model.model_dump(
+        exclude_unset=True
+    ),
     "linear patches, fixed positions": {"pool": "cls", "patch_embedding": "linear", "positions": "sincos2d"},
 }
 TIMM = MODELS | {
