@@ -29,6 +29,14 @@ def test_the_readmes_python_runs(outside, capsys):
     assert "('" in capsys.readouterr().out.splitlines()[-1]  # the classes of the last prediction
 
 
+def test_the_python_of_the_documents_runs(outside, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), "python.md", "exec"), {"__name__": "__main__"})
+    said = capsys.readouterr().out.splitlines()
+    assert len(blocks) == 11 and said[0].endswith(" 1437 360") and said[-1] == "runs/own/export/pt2 0.0"
+    assert Path("walk.html").is_file()
+
+
 def test_the_first_steps_run(outside):
     runpy.run_path(str(ROOT / "examples" / "first_steps.py"), run_name="__main__")
 
