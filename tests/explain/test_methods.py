@@ -15,7 +15,7 @@ from vitreous.explain import (
     rollout,
 )
 from vitreous.explain.attention import open_pass
-from vitreous.explain.methods import grad_cam, gradient_rollout
+from vitreous.explain.methods import grad_cam, gradient_rollout, patch_map
 from vitreous.model import ViT, ViTConfig
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -237,3 +237,13 @@ def test_the_layer_chooses_the_tokens_of_grad_cam(images):
         relevance = grad_cam(tokens.detach(), gradient, prefix=1)[:, 1:]
         expected = relevance / relevance.sum(dim=1, keepdim=True).clamp(min=1e-12)
         torch.testing.assert_close(explanation_maps(model, images, "grad_cam", layer=layer), expected.view(4, 2, 3))
+
+
+def test_gradient_rollout_follows_the_gradients_of_the_class(model, images):
+    classes = torch.tensor([2, 0, 4, 2])
+    seen = open_pass(model, images)
+    gradients = torch.autograd.grad(seen.logits[torch.arange(4), classes].sum(), seen.attention)
+    attention = [weights.detach() for weights in seen.attention]
+    relevance = gradient_rollout(attention, gradients, seen.pool.detach().mean(dim=1))
+    expected = patch_map(relevance, model.config)
+    torch.testing.assert_close(explanation_maps(model, images, "gradient_rollout", classes), expected)
