@@ -23,6 +23,7 @@ from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, 
 
 from vitreous import embedding, evaluation, prediction
 from vitreous.data import loaders
+from vitreous.data.sources import load
 from vitreous.export import export_run
 from vitreous.recipe import read_recipe, recipe_names
 from vitreous.train.run import Run, fit
@@ -132,6 +133,17 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert lines[2] == "1.0000  bee  photos/test/bee/002.png" and len(lines) == 7
     code, out, _ = vitreous("embed", "run", "--k", 1)
     assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_embed_tells_the_accuracy_of_as_many_neighbours_as_asked_for(vitreous, split):
+    bundle, data = embedding.load_features("run"), load("photos")
+    own, train = (embedding.embed_split(bundle, data, name, precision="float32") for name in (split, "train"))
+    accuracies = [embedding.knn_accuracy(own, None if split == "train" else train, k) for k in (1, 3, 5)]
+    assert len(set(accuracies)) > 1
+    for k, accuracy in zip((1, 3, 5), accuracies, strict=True):
+        out = vitreous("embed", "run", "photos", "--split", split, "--k", k)[1]
+        assert f"; {k}-NN {accuracy:.2%}, " in out
 
 
 def test_settings_follow_data_or_stand_alone(vitreous, work, tmp_path):
