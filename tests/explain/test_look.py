@@ -14,6 +14,7 @@ from tiny import tiny_bundle, tiny_set
 from torch import nn
 
 from vitreous.explain.attention import OpenPass, open_pass
+from vitreous.explain.explanations import batch_size
 from vitreous.explain.look import (
     attention_distance,
     class_token_similarity,
@@ -150,6 +151,25 @@ def test_every_view_is_written(tmp_path, pool, positions):
     assert figures["images"] == 5 and np.shape(figures["attention_distance"]) == (2, 2)
     assert np.shape(figures["class_token_similarity"]) == (3, 3)
     assert {np.shape(v) for v in figures["token_norms"].values()} == {(3, 3)}
+
+
+def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    bundle, data = tiny_bundle(registers=2, depth=2), tiny_set()
+    figures = look(bundle, data, out=tmp_path, count=5, device="cpu")
+    pixels = data.test.evenly(5).images.read(np.arange(5), bundle.preprocess)
+    with torch.no_grad():
+        seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
+    assert batch_size(bundle.model.config) == 1
+    distance, similarity = attention_distance(bundle.model, seen), class_token_similarity(bundle.model, seen)
+    np.testing.assert_allclose(figures["attention_distance"], distance.mean(dim=0), atol=1e-3)
+    np.testing.assert_allclose(figures["class_token_similarity"], similarity.mean(dim=0), atol=1e-4)
+    norms = token_norms(bundle.model, seen)
+    assert figures["token_norms"].keys() == norms.keys() == {"patches", "class token", "registers"}
+    for kind, spread in figures["token_norms"].items():
+        lengths = norms[kind].sort(dim=0).values
+        expected = torch.stack([lengths[0], lengths[(len(lengths) - 1) // 2], lengths[-1]], dim=1)
+        np.testing.assert_allclose(spread, expected, atol=1e-3)
 
 
 def test_a_model_without_known_data_shows_what_needs_no_images(tmp_path, caplog):
