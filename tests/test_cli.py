@@ -346,6 +346,26 @@ def test_others_weights_are_asked_as_a_run_is(vitreous, work, tmp_path):
     assert code == 2 and "does not say what it was trained on" in err
 
 
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--arch=nothing", "which has no architecture 'nothing' here: give none"),
+        ("--revision=v1", "revision 'v1' belongs to a repository of the Hub, hf:owner/name, not to 'run'"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate run", "predict run photos/test/ant/000.png", "serve run --port 0", "explain run photos --out OUT",
+        "look run --out OUT", "walk run photos/test/ant/000.png --out OUT.html", "embed run",
+    ],
+)  # fmt: skip
+def test_commands_pass_on_which_weights_are_meant(vitreous, tmp_path, monkeypatch, command, option, reason):
+    monkeypatch.setattr("vitreous.serve.serve", lambda *_: None)  # which would not end
+    code, out, err = vitreous(*command.replace("OUT", f"{tmp_path}/x").split(), option)
+    assert (code, out, err.count("\n")) == (2, "", 1) and reason in err
+
+
 def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_path):
     before = (work / "run" / "results.json").read_bytes()
     for split in ("test", "val", "train"):
@@ -377,11 +397,14 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
     assert (work / "run" / "results.json").read_bytes() == before
 
 
-def test_answers_as_json_and_csv(vitreous, tmp_path):
+def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
+    sizes, forward = [], prediction.forward
+    monkeypatch.setattr(prediction, "forward", lambda model, x, *rest: sizes.append(len(x)) or forward(model, x, *rest))
     code, out, _ = vitreous("predict", "run", "photos/test/ant", "--json", "--top", 2)
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [len(o["classes"]) for o in objects] == [2] * 4
     code, out, _ = vitreous("predict", "run", "photos/test/ant", "--csv", tmp_path / "x.csv", "--batch-size", 3)
+    assert sizes == [4, 3, 1]
     with (tmp_path / "x.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert code == 0 and out == "" and len(rows) == 12
