@@ -1,7 +1,6 @@
 """The loop never waits for its device within a pass, and compiles the model where that is asked for."""
 
 import contextlib
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import loop
+from vitreous.train.engine import Engine
 from vitreous.train.loop import Hooks, State, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.run import fit
@@ -55,18 +55,11 @@ class Copies(TorchDispatchMode):
         return result
 
 
-def pretend_engine(where):
-    return SimpleNamespace(
-        device=torch.device(where),
-        processes=1,
-        rank=0,
-        main=True,
-        unwrap=lambda model: model,
-        gradients=lambda model, last: contextlib.nullcontext(),
-        backward=lambda loss: loss.backward(),
-        sum=lambda values: values,
-        max=lambda *values: list(values),
-    )
+def engine_on(where):
+    """That of a run; none is started on the `meta` device, so there it is told."""
+    engine = Engine("cpu" if where == "meta" else where)
+    engine.device = torch.device(where)
+    return engine
 
 
 def start(recipe, where):
@@ -85,7 +78,7 @@ def start(recipe, where):
         "recipe": recipe,
         "preprocess": preprocess,
         "precision": "float32",
-        "engine": pretend_engine(where),
+        "engine": engine_on(where),
         "state": State(),
     }
 
