@@ -51,6 +51,12 @@ def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
     assert has_amx() is ("amx_bf16" in features)
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_only_emulates_bf16_computes_in_float32(monkeypatch, native):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    assert pick_precision("auto", torch.device("cuda")) == ("bf16" if native else "float32")
+
+
 def test_a_named_precision_is_taken_as_it_is():
     assert [pick_precision(name, CPU) for name in ("float32", "bf16", "float16")] == ["float32", "bf16", "float16"]
 

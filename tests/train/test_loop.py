@@ -150,6 +150,14 @@ def test_the_model_is_compiled_where_the_recipe_says_so(monkeypatch, compile_cal
     assert torch.equal(call(torch.ones(1, 2)), model(torch.ones(1, 2)))
 
 
+@pytest.mark.parametrize(("choice", "begun"), [(True, []), ("reduce-overhead", [None, None])])
+def test_each_step_of_a_recorded_graph_is_begun(monkeypatch, compile_calls, choice, begun):
+    marks = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    call = compiled(torch.nn.Linear(2, 2), choice, torch.device("cpu"), 1)
+    assert [call(torch.ones(1, 2)).shape for _ in range(2)] == [(1, 2)] * 2 and marks == begun
+
+
 def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile_calls, tmp_path):
     monkeypatch.setattr(device, "can_compile", lambda _: False)
     model = torch.nn.Linear(2, 2)
