@@ -189,6 +189,27 @@ def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
     assert np.abs(found - logits(bundle, pixels).numpy()).max() < 1e-4
 
 
+@needs_onnx
+@pytest.mark.parametrize(("form", "off"), [("onnx", 1e-4), ("int8", 0.2)])
+def test_weights_that_protobuf_cannot_hold_lie_beside_the_graph(tmp_path, monkeypatch, form, off):
+    import onnx
+    import onnxruntime
+
+    monkeypatch.setattr(graphs, "PROTOBUF_LIMIT", 0)
+    bundle = tiny_bundle(dim=64)
+    bundle.save(tmp_path / "model")
+    folder, _ = export_run(tmp_path / "model", form, out=tmp_path / form, tolerance=1)
+    assert {file.name for file in folder.iterdir()} == {"model.onnx", "model.onnx.data", "parity.json"}
+    tensors = onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
+    apart = [t for t in tensors if t.data_location == onnx.TensorProto.EXTERNAL]
+    assert max(len(t.raw_data) for t in tensors) <= 1024 and len(apart) >= 4  # of one block
+    pixels = noise(bundle, 50)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    (found,) = session.run(None, {"images": bundle.preprocess.normalise(pixels).numpy()})
+    expected = logits(bundle, pixels).numpy()
+    assert np.abs(found - expected).max() < off * expected.std()
+
+
 def test_pt2_answers_without_this_package(run, tmp_path):
     folder, receipt = export_run(run, "pt2", out=tmp_path, preprocess_inside=True)
     extra = {"metadata.json": ""}
