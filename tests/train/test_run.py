@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -50,7 +49,7 @@ from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
-from vitreous.train import loop, outcome
+from vitreous.train import loop, outcome, signals
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, claim, claimed
 from vitreous.train.order import epoch_order, epoch_rows
@@ -820,26 +819,34 @@ def test_a_run_without_a_whole_pass_has_nothing_to_end(trained):
     assert trained(tiny_recipe(), tiny_set(), resume=True).results["epochs"] == 2
 
 
-def press_twice(pause):
-    def on_step(state, _):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(pause)
-        os.kill(os.getpid(), signal.SIGINT)
+@pytest.fixture
+def press_twice(monkeypatch):
+    """Ctrl-C, and once more so many seconds later."""
 
-    return on_step
+    def pressed(pause):
+        clock = itertools.count(0, pause)
+        monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+        def on_step(state, _):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        return on_step
+
+    return pressed
 
 
 def test_ctrl_c_in_the_very_last_step_lets_the_run_finish(trained):
     assert trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2 * STEPS)).results["epochs"] == 2
 
 
-def test_one_ctrl_c_that_arrives_twice_is_one(trained):
+def test_one_ctrl_c_that_arrives_twice_is_one(trained, press_twice):
     """A terminal signals all its processes, and a parent passes it on."""
     run = trained(tiny_recipe(), tiny_set(), on_step=press_twice(0))
     assert run.results is None and checkpoint_of(run.folder)["state"]["step"] == 1
 
 
-def test_a_second_ctrl_c_stops_at_once(trained, tmp_path):
+def test_a_second_ctrl_c_stops_at_once(trained, press_twice, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         trained(tiny_recipe(), tiny_set(), on_step=press_twice(0.6))
