@@ -2,9 +2,11 @@
 
 import os
 import sys
+from contextlib import suppress
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads, and for commands started by tests
 
+import psutil
 import pytest
 import torch
 from tiny import tiny_recipe, tiny_set
@@ -48,3 +50,21 @@ def vitreous(monkeypatch, capsys):
         return stop.value.code or 0, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def ends():
+    """Note a process: one that still runs when the test is over is killed, with all that it has started."""
+    started = []
+
+    def note(process):
+        started.append(process)
+        return process
+
+    yield note
+    for process in started:
+        if process.poll() is None:
+            for each in (*psutil.Process(process.pid).children(recursive=True), process):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.communicate()

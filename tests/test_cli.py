@@ -744,8 +744,9 @@ def test_a_training_that_was_stopped_ends_with_code_130(vitreous, monkeypatch, t
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_ends_with_code_130(work, tmp_path):
-    process = start("train", "photos", "epochs=100000", "--recipe", "r.yaml", "--out", tmp_path / "run", folder=work)
+def test_ctrl_c_saves_and_ends_with_code_130(work, tmp_path, ends):
+    command = ["train", "photos", "epochs=100000", "--recipe", "r.yaml", "--out", tmp_path / "run"]
+    process = ends(start(*command, folder=work))
     deadline = time.monotonic() + 100
     while not (tmp_path / "run" / "metrics.csv").exists():
         assert process.poll() is None and time.monotonic() < deadline

@@ -389,19 +389,23 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch, gpus, chosen):
             shared_device("auto")
 
 
-def test_the_launcher_stops_all_of_them_and_the_run_goes_on(tmp_path):
+def test_the_launcher_stops_all_of_them_and_the_run_goes_on(tmp_path, ends):
     """From the command line, as a cluster ends a job."""
     (tmp_path / "r.yaml").write_text("epochs: 5000\nmodel: {patch_size: 4, dim: 16, depth: 1, heads: 2}\n")
     command = "-m torch.distributed.run --standalone --nproc_per_node 2 -m vitreous train digits --recipe r.yaml"
-    launcher = subprocess.Popen(
-        [sys.executable, *command.split(), "--device", "cpu", "--out", "run"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+    launcher = ends(
+        subprocess.Popen(
+            [sys.executable, *command.split(), "--device", "cpu", "--out", "run"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        )
     )
+    deadline = time.monotonic() + 120
     while launcher.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     launcher.send_signal(signal.SIGTERM)
     text, _ = launcher.communicate(timeout=120)
