@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads, and for commands started by tests
 
@@ -24,6 +25,19 @@ def cache(tmp_path, monkeypatch):
     """Decoded images are kept where the test can see them, and nowhere else."""
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def real_data():
+    """A folder under $VITREOUS_DATA, such as that of a named set."""
+
+    def find(name: str) -> Path:
+        root = os.environ.get("VITREOUS_DATA")
+        if not root or not Path(root, name).is_dir():
+            pytest.skip(f"$VITREOUS_DATA/{name} is not there")
+        return Path(root, name)
+
+    return find
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 
 import pyarrow
 import pytest
@@ -931,11 +930,8 @@ def test_the_doctor_examines_the_machine(vitreous, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_real_folder_of_photos_is_trained_on(vitreous, tmp_path):
-    root = os.environ.get("VITREOUS_DATA")
-    if not root or not Path(root, "pizza_steak_sushi").is_dir():
-        pytest.skip("$VITREOUS_DATA/pizza_steak_sushi is not there")
-    photos, out = Path(root, "pizza_steak_sushi"), tmp_path / "run"
+def test_a_real_folder_of_photos_is_trained_on(vitreous, real_data, tmp_path):
+    photos, out = real_data("pizza_steak_sushi"), tmp_path / "run"
     code, text, err = vitreous("train", photos, "epochs=2", "model.dim=32", "model.depth=1", "--out", out)
     assert code == 0 and "recipe photos, chosen for 225 training images: epochs=300" in text and err == ""
     results = json.loads((out / "results.json").read_text())

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -445,11 +444,9 @@ REAL = [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] == "paper-b16-pi
 
 
 @pytest.mark.parametrize(("name", "fixes"), REAL)
-def test_it_trains_some_steps_on_real_images(name, fixes):
+def test_it_trains_some_steps_on_real_images(real_data, name, fixes):
     experiment = EXPERIMENTS[name]
-    root = os.environ.get("VITREOUS_DATA")
-    if not root or not Path(root, experiment.source).is_dir():
-        pytest.skip(f"$VITREOUS_DATA/{experiment.source} is not there")
+    real_data(experiment.source)
     count, batch = (40, 16) if name.startswith("lyon") else (4, 2)
     results = run(replace(experiment, batch_size=batch), experiment.named(fixes), epochs=1, images=count)
     assert results["test"]["count"] == results["train_images"] == count and results["epochs"] == 1

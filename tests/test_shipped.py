@@ -5,7 +5,6 @@ What the real ones must stand, a tiny one stands too, so that these tests test s
 
 import io
 import json
-import os
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -131,11 +130,9 @@ def test_it_knows_the_data_it_was_trained_on(at_home, tmp_path, monkeypatch):
     )
 
 
-def test_it_still_scores_what_it_says(folder):
+def test_it_still_scores_what_it_says(real_data, folder):
     """Within four standard errors of a share of so few images: by chance less than one sample in 10,000 is further."""
-    kept = os.environ.get("VITREOUS_DATA")
-    if not kept or not Path(kept, folder.name).is_dir():
-        pytest.skip(f"no $VITREOUS_DATA/{folder.name} to judge it on")
+    real_data(folder.name)
     data, says = load(folder.name), read(folder / "results.json")["float16"]["top1"]
     rows = np.unique(np.linspace(0, len(data.test) - 1, SAMPLE).astype(int))
     pixels = data.test.images.read(rows, read_config(folder)[1])  # or all images would be decoded for a few

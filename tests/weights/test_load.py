@@ -1,7 +1,6 @@
 """Others' weights into our model: where they lie, what becomes of every tensor, and what is refused."""
 
 import json
-import os
 import pickle
 import struct
 import zipfile
@@ -19,8 +18,6 @@ from vitreous.prediction import predict
 from vitreous.weights import bundle as bundle_module
 from vitreous.weights import from_timm, from_torchvision, from_vitreous, load_weights
 from vitreous.weights.maps import merge_qkv, split_qkv
-
-DATA = os.environ.get("VITREOUS_DATA")
 
 
 @pytest.fixture
@@ -491,13 +488,12 @@ def test_a_file_of_another_kind_is_refused(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA, reason="VITREOUS_DATA is not set: no pretrained weights here")
-def test_deit_tiny_knows_a_pizza():
-    file = Path(DATA, "weights", "deit_tiny_patch16_224.fp16.safetensors")
+def test_deit_tiny_knows_a_pizza(real_data):
+    file = real_data("weights") / "deit_tiny_patch16_224.fp16.safetensors"
     bundle, report = load_weights(file, arch="deit_tiny_patch16_224")
     assert len(report.loaded) == 152 and not report.left_out and bundle.class_names == tuple(map(str, range(1000)))
     assert sum(p.numel() for p in bundle.model.parameters()) == 5_717_416
-    pizzas = sorted(Path(DATA, "pizza_steak_sushi", "test", "pizza").glob("*.jpg"))
+    pizzas = sorted((real_data("pizza_steak_sushi") / "test" / "pizza").glob("*.jpg"))
     answers = list(predict(bundle, pizzas, top=5, precision="float32"))
     assert len(answers) == 25 and sum(a.classes[0] == "963" for a in answers) >= 21  # pizza's place among ImageNet's
     assert sum("963" in a.classes for a in answers) >= 23
