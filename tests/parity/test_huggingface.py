@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from compare import table_of_mistakes
 from torch import Tensor, nn
 
 from vitreous.model import ViT, ViTConfig
@@ -126,12 +127,7 @@ def test_gradients_equal_those_of_transformers():
 
 # --- mistakes that people make, each of which the comparison has to notice ---------------------------------
 
-MISTAKES: dict[str, Callable[[ViT], None]] = {}
-
-
-def mistake(plant: Callable[[ViT], None]) -> Callable[[ViT], None]:
-    MISTAKES[plant.__name__] = plant
-    return plant
+MISTAKES, mistake = table_of_mistakes()
 
 
 def block_mistake(plant: Callable[[Block], None]) -> Callable[[Block], None]:
