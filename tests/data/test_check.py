@@ -1,6 +1,7 @@
 """Findings and the summary of a set."""
 
 import numpy as np
+from PIL import Image
 from image_samples import pixels, preprocess_of, to_image, write_folder
 
 from vitreous.data import loaders
@@ -48,6 +49,19 @@ def test_imbalance_and_rare_classes_are_named():
     ]
     even = ImageSet.from_arrays(pixels(40), [0] * 30 + [1] * 10)
     assert check(even, even.train) == []
+
+
+def test_levels_of_twelve_bits_in_files_of_sixteen_are_noticed(tmp_path):
+    levels = np.random.default_rng(0).integers(0, 4096, (20, 8, 8), np.uint16)
+    for factor, told in {1: True, 4: True, 5: False}.items():  # 12 bits, 14 bits, and stretched somewhat
+        for i, image in enumerate(levels * factor):
+            file = tmp_path / str(factor) / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+        image_set = load(tmp_path / str(factor))
+        findings = check(image_set, Batches(image_set.train, preprocess_of(channels=1), batch_size=8))
+        brightest = round(levels.max() * factor / 257)
+        assert (f"of 20 images no pixel is brighter than {brightest} of 255" in "".join(findings)) == told
 
 
 def test_findings_name_the_files(tmp_path):

@@ -1342,7 +1342,7 @@ def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
 
 
 def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("no ink")
 
     monkeypatch.setattr(pictures, "learning_curves", fail)

@@ -12,6 +12,7 @@ from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_r
 from vitreous.files import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
+DARK = 64  # of 255: what the highest level of 14 bits is in files of 16
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
@@ -29,6 +30,13 @@ def check(
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
+    rows = even_rows(len(train.images), SAMPLE)
+    brightest = train.images.pixels[train.images.rows[rows]].max()
+    if brightest <= DARK:
+        findings.append(
+            f"of {len(rows)} images no pixel is brighter than {brightest} of 255, so that few levels are left: stretch "
+            "them first, all by one factor, as levels of 12 or 14 bits in files of 16 need"
+        )
     hashes = _hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
     return findings + (leaks("validation", val.images, train.images, hashes) if val is not None else [])
