@@ -1,8 +1,8 @@
 """Findings and the summary of a set."""
 
 import numpy as np
-from PIL import Image
 from image_samples import pixels, preprocess_of, to_image, write_folder
+from PIL import Image
 
 from vitreous.data import loaders
 from vitreous.data.check import check, leaks, summary
