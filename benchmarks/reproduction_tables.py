@@ -25,7 +25,8 @@ def table(experiment: Experiment, results: list[Result]) -> str:
     for result in sorted(results, key=lambda result: (place(experiment, result), result["seed"])):
         groups.setdefault(place(experiment, result), []).append(result)
     text = markdown(HEAD, [reported(experiment), *(row(experiment, group) for group in groups.values())])
-    return "\n".join([text, *spread(experiment, results), *repetitions(results), *counted(results), *missing(results)])
+    notes = [*spread(experiment, results), *losses(experiment, results), *repetitions(results), *counted(results)]
+    return "\n".join([text, *notes, *macro(experiment, results), *missing(results)])
 
 
 def place(experiment: Experiment, result: Result) -> tuple:
@@ -79,6 +80,27 @@ def spread(experiment: Experiment, results: list[Result]) -> list[str]:
     return ["", f"By seed, the faithful runs lie between {min(top1):.1f} and {max(top1):.1f}% (n = {len(top1)})."]
 
 
+def losses(experiment: Experiment, results: list[Result]) -> list[str]:
+    """The faithful runs' training loss by epoch beside the author's, where that is reported."""
+    histories = [r["history"] for r in results if r.get("fixed") == [] and len(r["history"]) == experiment.epochs]
+    said = experiment.reported.get("train_loss")
+    if said is None or not histories:
+        return []
+    means = [statistics.mean(row["train_loss"] for row in rows) for rows in zip(*histories, strict=True)]
+    ours = " ".join(f"{mean:.2f}" for mean in means)
+    return ["", f"Training loss by epoch: reported {said}; faithful {ours} (mean, n = {len(histories)})."]
+
+
+def macro(experiment: Experiment, results: list[Result]) -> list[str]:
+    """The mean F1 of the classes, where the author reports it, beside that of the best run of ours."""
+    ours = [result for result in results if "ours" in result]
+    if "f1_macro" not in experiment.reported or not ours:
+        return []
+    best = max(ours, key=lambda result: result["test"]["top1"])
+    reported, found = (100 * figures["f1_macro"] for figures in (experiment.reported, best["test"]))
+    return ["", f"F1, the mean over the classes: reported {reported:.1f}, our {best['ours']} {found:.1f}."]
+
+
 def repetitions(results: list[Result]) -> list[str]:
     """What each seed's folds have by themselves, where there are several."""
     ours = sorted((result for result in results if "folds" in result), key=lambda result: result["seed"])
@@ -118,13 +140,23 @@ def speed() -> str:
     )
 
 
+def pretrained() -> str:
+    content = json.loads((RESULTS / "fine-tuning.json").read_text())
+    probe, tuned = (content[way]["split"] for way in ("probe", "finetune"))
+    return (
+        "The second half of the guide takes a pretrained model. Ours, DeiT-Tiny, is right for "
+        f"{100 * probe:.2f}% of the same 75 images with a new head alone (`--recipe probe`), and for {100 * tuned:.2f}% "
+        f"fine-tuned (`--recipe finetune {' '.join(content['finetune']['settings'])}`)."
+    )
+
+
 def filled(document: str, results: list[Result]) -> str:
     """The document with its tables made from the results."""
     parts = {
         name: table(experiment, [r for r in results if r["experiment"] == name])
         for name, experiment in EXPERIMENTS.items()
     }
-    for name, text in (parts | {"speed": speed()}).items():
+    for name, text in (parts | {"speed": speed(), "pretrained": pretrained()}).items():
         document = replaced(document, f"<!-- results: {name} -->", "<!-- end of results -->", text)
     return document
 
