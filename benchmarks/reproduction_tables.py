@@ -82,7 +82,8 @@ def spread(experiment: Experiment, results: list[Result]) -> list[str]:
 
 def losses(experiment: Experiment, results: list[Result]) -> list[str]:
     """The faithful runs' training loss by epoch beside the author's, where that is reported."""
-    histories = [r["history"] for r in results if r.get("fixed") == [] and len(r["history"]) == experiment.epochs]
+    faithful = [result for result in results if "ours" not in result and not result["fixed"]]
+    histories = [result["history"] for result in faithful if len(result.get("history", ())) == experiment.epochs]
     said = experiment.reported.get("train_loss")
     if said is None or not histories:
         return []

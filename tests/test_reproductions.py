@@ -374,6 +374,24 @@ def test_what_the_author_counted_stands_beside_what_is_right():
     assert text.endswith("Counted as the author did, the faithful runs have top-5 5.0 instead of 60.0.")
 
 
+def test_losses_by_epoch_stand_beside_the_authors():
+    results = [result_of(seed=seed, history=[{"train_loss": loss + seed} for loss in (5, 4, 3, 2, 1)]) for seed in (0, 1)]
+    text = table(EXPERIMENTS["lyon-mnist"], [*results, result_of(["final-norm"]), result_of(epochs=2)])
+    told = "Training loss by epoch: reported 2.08 1.87 1.82 1.80 1.77; faithful 5.50 4.50 3.50 2.50 1.50 (mean, n = 2)."
+    assert told in text.splitlines()
+    assert "Training loss" not in table(EXPERIMENTS["tigges-cifar10"], results)
+
+
+def test_the_best_of_ours_has_its_f1_beside_the_reported_one():
+    results = [
+        result_of(command="x --seed 0", ours=name, test={"top1": top1, "loss": 1.0, "f1_macro": f1})
+        for name, top1, f1 in (("better", 0.9, 0.876), ("worse", 0.8, 0.9))
+    ]
+    told = "F1, the mean over the classes: reported 78.2, our better 87.6."
+    assert told in table(EXPERIMENTS["tigges-cifar10"], results).splitlines()
+    assert "F1" not in table(EXPERIMENTS["lyon-mnist"], results)
+
+
 def test_a_table_says_what_has_not_been_run():
     lyon, ours = EXPERIMENTS["lyon-mnist"], result_of(command="vitreous train mnist --seed 0", ours="recipe")
     assert table(lyon, []).endswith("\n\nNot measured yet.")
