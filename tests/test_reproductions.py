@@ -375,7 +375,9 @@ def test_what_the_author_counted_stands_beside_what_is_right():
 
 
 def test_losses_by_epoch_stand_beside_the_authors():
-    results = [result_of(seed=seed, history=[{"train_loss": loss + seed} for loss in (5, 4, 3, 2, 1)]) for seed in (0, 1)]
+    results = [
+        result_of(seed=seed, history=[{"train_loss": loss + seed} for loss in (5, 4, 3, 2, 1)]) for seed in (0, 1)
+    ]
     text = table(EXPERIMENTS["lyon-mnist"], [*results, result_of(["final-norm"]), result_of(epochs=2)])
     told = "Training loss by epoch: reported 2.08 1.87 1.82 1.80 1.77; faithful 5.50 4.50 3.50 2.50 1.50 (mean, n = 2)."
     assert told in text.splitlines()

@@ -1341,6 +1341,21 @@ def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
     assert checkpoint_of(tmp_path / "run")["state"]["step"] == 2
 
 
+def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, pictures, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        pictures, "image_grid", lambda images, titles, path: drawn.update({path.stem: (images, titles)})
+    )
+    data = tiny_set()
+    run = trained(tiny_recipe(epochs=1), data)
+    with (run.folder / "answers.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
+    rows.sort(key=lambda row: -float(row["probability"]))
+    images, titles = drawn["mistakes_test"]
+    assert len(rows) > 1 and titles == [f"{row['class']}, said {row['answer']}" for row in rows]
+    np.testing.assert_allclose(images, data.test.images.array[[int(row["row"]) for row in rows]] / 255, atol=1e-6)
+
+
 def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
     def fail(*_, **__):
         raise RuntimeError("no ink")
@@ -1409,6 +1424,8 @@ def test_the_run_folder_holds_everything(trained, pictures):
         "plots/learning_curves.png",
         "plots/confusion_val.png",
         "plots/confusion_test.png",
+        "plots/mistakes_val.png",
+        "plots/mistakes_test.png",
     }
     assert all(path.stat().st_size > 0 for path in run.folder.rglob("*") if path.is_file())
 

@@ -2,7 +2,10 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
@@ -10,12 +13,15 @@ from vitreous.device import peak_memory
 from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
 from vitreous.metrics import classification_metrics, confusion, fit_temperature
+from vitreous.report.pictures import confident_mistakes
 from vitreous.train.folder import ANSWERS, draw
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
+
+MISTAKES = 32  # shown
 
 
 def finish(job: Job) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def finish(job: Job) -> dict[str, Any]:
         for name, answers in judged.items():
             counts = confusion(answers.logits, answers.labels)
             draw("confusion_matrix", counts, job.data.class_names, plots / f"confusion_{name}.png")
+            _draw_mistakes(answers, plots / f"mistakes_{name}.png")
         draw(
             "learning_curves",
             state.history,
@@ -83,6 +90,16 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
         skip_broken=job.recipe.data.skip_broken,
         progress=decoding(job.console),
     )
+
+
+def _draw_mistakes(answers: Judged, path: Path) -> None:
+    """The surest mistakes, each image with its class and the answer."""
+    rows = confident_mistakes(answers.logits.softmax(dim=1), answers.labels, MISTAKES)
+    if len(rows):
+        names, said = answers.bundle.class_names, answers.logits.argmax(dim=1)
+        titles = [f"{names[answers.labels[row]]}, said {names[said[row]]}" for row in rows]
+        pixels = answers.images.read(rows.numpy(), answers.bundle.preprocess)
+        draw("image_grid", pixels / np.float32(255), titles, path)
 
 
 def _report(job: Job, bundle: Bundle, judged: dict[str, Judged]) -> None:
