@@ -1347,7 +1347,7 @@ def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, 
         pictures, "image_grid", lambda images, titles, path: drawn.update({path.stem: (images, titles)})
     )
     data = tiny_set()
-    run = trained(tiny_recipe(epochs=1), data)
+    run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-3}), data)
     with (run.folder / "answers.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
     rows.sort(key=lambda row: -float(row["probability"]))
