@@ -3,13 +3,19 @@
 import json
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import reproduction_tables
 import tables
+from PIL import Image
+from tiny import tiny_bundle
 
+from vitreous.export import graphs
 from vitreous.recipe import RECIPES, recipe_names
+from vitreous.weights import Bundle
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,3 +92,51 @@ def test_headers_of_recipes_for_trained_weights_state_the_measured_results(name)
     assert f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}% over {r['n'] // 5} x 5 folds (n = {r['n']})" in header
     assert f"{100 * r['split']:.2f}% of the 75 test images" in header
     assert all(setting in header for setting in r.get("settings", []))
+
+
+DEPLOYING = ROOT / "docs" / "deploying.md"
+MISSING = [name for name in graphs.NEEDED["onnx"] if find_spec(name) is None]
+
+
+def metadata_table():
+    """Key -> (where it is found, example) of the document."""
+    part = re.search(r"<!-- metadata -->\n(.*)<!-- end of metadata -->", DEPLOYING.read_text(), re.DOTALL)[1]
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split(" | ")] for line in part.splitlines()[2:]]
+    return {key: (where, example) for key, where, example in rows}
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize("form", ["onnx", "int8", "pt2"])
+def test_the_metadata_that_the_document_lists_is_that_of_a_graph(tmp_path, form):
+    import onnx
+    import torch
+
+    bundle, write = tiny_bundle(), {"onnx": graphs.write_onnx, "int8": graphs.write_int8, "pt2": graphs.write_pt2}
+    write[form](bundle, tmp_path, False)
+    if form == "pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(tmp_path / graphs.PT2, extra_files=extra)
+        found = json.loads(extra["metadata.json"])
+    else:
+        found = {entry.key: entry.value for entry in onnx.load(tmp_path / graphs.ONNX).metadata_props}
+    listed = {key: example for key, (where, example) in metadata_table().items() if where == "all" or form in where}
+    assert listed.keys() == found.keys()
+    found |= graphs.metadata(Bundle.load(ROOT / "models" / "cifar10"), False)
+    for key, example in listed.items():
+        assert re.fullmatch(re.escape(example).replace(re.escape("..."), ".*"), found[key]), key
+
+
+def test_the_resampling_that_the_document_writes_down_is_pillows():
+    (code,) = re.findall(r"```python\n(.*?)```", DEPLOYING.read_text(), re.DOTALL)
+    exec(compile(code, DEPLOYING.name, "exec"), written := {})
+    draw = np.random.default_rng(0)
+    for H, W, rows, columns in ((60, 90, 24, 16), (90, 60, 24, 16), (9, 20, 30, 31)):
+        pixels = draw.integers(256, size=(H, W, 3), dtype=np.uint8)
+        box = (0.03 * W, 0.1 * H, 0.97 * W, 0.95 * H)
+        for name in ("bilinear", "bicubic"):
+            theirs = np.asarray(Image.fromarray(pixels).resize((columns, rows), Image.Resampling[name.upper()], box))
+            ours = written["resized"](pixels, box, rows, columns, name)
+            turned = box[1], box[0], box[3], box[2]  # rows first, as some versions do
+            other = written["resized"](pixels.swapaxes(0, 1), turned, columns, rows, name).swapaxes(0, 1)
+            differ = min((np.abs(theirs.astype(int) - found) for found in (ours, other)), key=np.sum)
+            assert differ.max() <= 1 and (differ > 0).mean() < 0.02

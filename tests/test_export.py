@@ -1,5 +1,6 @@
 """What leaves as a file is the same function, and says so; what a format cannot say is refused by its name."""
 
+import base64
 import json
 import runpy
 import shutil
@@ -20,7 +21,7 @@ from vitreous import Bundle, extras, predict
 from vitreous.card import write_shared
 from vitreous.data.sources import load
 from vitreous.explain.look import look
-from vitreous.export import FORMATS, deploy, export_run, graphs
+from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
@@ -149,7 +150,7 @@ def test_the_example_answers_by_the_metadata_alone_as_predict_does(
 def test_the_receipt_says_what_was_compared(run, onnx_folder):
     folder, receipt = onnx_folder
     assert json.loads((folder / "parity.json").read_text()) == receipt
-    assert {file.name for file in folder.iterdir()} == {"model.onnx", "parity.json"}
+    assert {file.name for file in folder.iterdir()} == {"model.onnx", "parity.json", "example.json", "example.png"}
     assert receipt["inputs"] == "242 images of photos, test, 24 different ones"
     assert receipt["batches"] == [1, 2, 7, 32, 200] == list(BATCHES)
     assert receipt["max_abs_difference"] <= 1e-4 == receipt["tolerance"] and receipt["top1_agreement"] == 1
@@ -161,6 +162,7 @@ def test_the_receipt_says_what_was_compared(run, onnx_folder):
 @needs_onnx
 def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
     import onnx
+    import onnxruntime
 
     folder, receipt = export_run(run, "int8", out=tmp_path / "int8")
     model = onnx.load(folder / "model.onnx")
@@ -171,6 +173,10 @@ def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
     assert receipt["top1"]["before"] - receipt["top1"]["after"] <= 0.005
     assert receipt["inputs"].endswith("24 different ones") and 0 < receipt["max_abs_difference"] < 0.5
     assert "no temperature is applied" in {e.key: e.value for e in model.metadata_props}["output"]
+    said = read_example(folder)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    (found,) = session.run(None, {"images": Bundle.load(run / "model").preprocess.normalise(said["pixels"]).numpy()})
+    np.testing.assert_allclose(found[0], said["logits"], rtol=0, atol=1e-5)  # asked about alone, as it was
 
 
 @needs_onnx
@@ -296,6 +302,100 @@ def test_own_images_that_cannot_be_reached_are_done_without(run, monkeypatch):
 
     monkeypatch.setattr("vitreous.export.receipt.own_data", denied)  # they lie in a colleague's home, say
     assert find_inputs(run, tiny_bundle(), 242, 1000).name == "242 images of noise"
+
+
+# --- an image to check a port by ---
+
+
+def read_example(folder):
+    """`example.json`, its pixels as uint8 (1, C, H, W)."""
+    said = json.loads((folder / "example.json").read_text())
+    pixels = np.frombuffer(base64.b64decode(said["pixels"]), np.uint8).reshape(1, *said["shape"])
+    return said | {"pixels": torch.from_numpy(pixels.copy())}
+
+
+def write_turned(folder, mode="RGBA"):
+    """Two pictures that a camera held sideways, 31 x 50 as they are seen, transparent here and there."""
+    draw, exif = np.random.default_rng(0), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for name in CLASSES[:2]:
+        (folder / name).mkdir(parents=True)
+        picture = Image.fromarray(draw.integers(256, size=(31, 50, 4), dtype=np.uint8)).convert(mode)
+        picture.save(folder / name / "0.png", exif=exif)
+    return folder
+
+
+@needs_onnx
+@pytest.mark.parametrize("preprocess_inside", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "mode", "how"),
+    [
+        (1, "RGBA", {"fit": "squash", "crop_fraction": 0.75}),
+        (3, "RGBA", {"crop_fraction": 0.875, "interpolation": "bilinear"}),
+        (3, "LA", {"std": (0.2, 0.3, 0.25)}),
+    ],
+    ids=["gray of colour", "colour", "colour of gray"],
+)
+def test_the_example_is_a_real_image_with_what_the_graph_says_of_it(
+    tmp_path, deployed, channels, mode, how, preprocess_inside
+):
+    import onnxruntime
+
+    bundle = tiny_bundle(channels=channels)
+    bundle = replace(bundle, temperature=1.5, preprocess=bundle.preprocess.model_copy(update=how))
+    bundle.save(tmp_path / "bundle")
+    data = str(write_turned(tmp_path / "photos", mode))
+    folder, _ = export_run(tmp_path / "bundle", "onnx", data=data, preprocess_inside=preprocess_inside)
+    said = read_example(folder)
+
+    assert said["image"] == str(tmp_path / "photos" / "ant" / "0.png") and said["picture"] == "example.png"
+    picture = Image.open(folder / "example.png")
+    assert picture.size == (31, 50) and picture.mode == {"RGBA": "RGB", "LA": "L"}[mode] and not picture.getexif()
+    metadata = onnxruntime.InferenceSession(folder / "model.onnx").get_modelmeta().custom_metadata_map
+    for source in (picture, Image.open(said["image"])):
+        assert (bundle.preprocess.fit_image(source) == said["pixels"][0].numpy()).all()
+        assert (deployed["pixels"](source, json.loads(metadata["preprocess"])) == said["pixels"][0].numpy()).all()
+
+    images = said["pixels"] if preprocess_inside else bundle.preprocess.normalise(said["pixels"])
+    (found,) = onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"images": images.numpy()})
+    np.testing.assert_allclose(found[0], said["logits"], rtol=0, atol=1e-6)
+    assert said["temperature"] == 1.5 == float(metadata["temperature"])
+    p = np.exp(found[0] / 1.5)
+    np.testing.assert_allclose(p / p.sum(), said["probabilities"], rtol=1e-5)
+    assert said["class"] == CLASSES[found[0].argmax()] == next(predict(bundle, said["image"])).classes[0]
+
+
+def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(vitreous, run, tmp_path):
+    folder, _ = export_run(run, "pt2", out=tmp_path / "new")
+    said, bundle = read_example(folder), Bundle.load(run / "model")
+    model = torch.export.load(folder / "model.pt2").module()
+    with torch.no_grad():
+        found = model(bundle.preprocess.normalise(said["pixels"]))
+    torch.testing.assert_close(found, torch.tensor([said["logits"]]), rtol=0, atol=1e-6)
+    assert Path(said["image"]).parent.parent.name == "test" and said["class"] == Path(said["image"]).parent.name
+    assert (np.asarray(Image.open(folder / "example.png")) == said["pixels"][0, 0].numpy()).all()
+
+    bundle.save(tmp_path / "bundle")  # which knows of no images
+    code, out, _ = vitreous("export", tmp_path / "bundle", "pt2", "--out", folder)
+    assert code == 0 and "no example.json to check a port by, as the run's images are not here: name others" in out
+    assert {file.name for file in folder.iterdir()} == {"model.pt2", "parity.json"}
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "example.json").write_text("theirs")
+    with pytest.raises(ValueError, match=r"theirs holds another example\.json, which stays as it is"):
+        export_run(tmp_path / "bundle", "pt2", out=tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "example.json").read_text() == "theirs"
+
+
+def test_a_picture_too_large_to_keep_is_named_alone(tmp_path, monkeypatch):
+    bundle = tiny_bundle()
+    inputs = find_inputs("nowhere", bundle, 2, 2, str(write_turned(tmp_path / "photos")))
+    for limit, kept in ((31 * 50 * 3, True), (31 * 50 * 3 - 1, False)):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        monkeypatch.setattr(example, "LARGEST", limit)
+        example.write_example(folder, bundle, lambda pixels: logits(bundle, pixels), inputs)
+        assert read_example(folder)["picture"] == ("example.png" if kept else None)
+        assert (folder / "example.png").exists() is kept
 
 
 # --- layouts of others ---

@@ -22,6 +22,8 @@ def export(
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
+    from vitreous.export.deploy import GRAPHS
+    from vitreous.export.example import EXAMPLE
 
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
@@ -33,6 +35,8 @@ def export(
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
         f"{took['after']:.3g} after"
     )
+    if form in GRAPHS and not (folder / EXAMPLE).exists():
+        print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others by --data")
     if form == "int8" and "top1" not in receipt:
         print("what rounding costs in top-1 was not measured, as the run's images are not here: name others by --data")
 

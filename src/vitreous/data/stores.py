@@ -71,6 +71,10 @@ class Images(ABC):
     def describe(self, row: int) -> str:
         return self._name(int(self.rows[row]))
 
+    def original(self, row: int) -> "Images":
+        """One image, as it lay before any decoding and fitting."""
+        return self.take(np.array([row]))
+
     def read(self, rows: np.ndarray, preprocess: Preprocess) -> np.ndarray:
         """Read and fit some rows: uint8 (n, C, H, W). Raises BrokenImage for one that cannot be read."""
         fitted = np.empty((len(rows), *preprocess.shape), np.uint8)
@@ -118,6 +122,9 @@ class ArrayImages(Images):
     def column(self, name: str) -> np.ndarray | None:
         values = None if self.origin is None else self.origin.column(name)
         return None if values is None else values[self.rows]
+
+    def original(self, row: int) -> Images:
+        return super().original(row) if self.origin is None else self.origin.original(int(self.rows[row]))
 
     def fits(self, preprocess: Preprocess) -> bool:
         """Whether the pixels are what the model takes: cut to its size when decoded, or whole images of that size."""

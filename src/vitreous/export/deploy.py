@@ -10,6 +10,7 @@ import torch
 
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
+from vitreous.export.example import EXAMPLE, PICTURE, write_example
 from vitreous.export.graphs import NEEDED, Deployed, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
@@ -35,6 +36,7 @@ def export_run(
     """Write a run's model as one of FORMATS, by default into RUN/export/<form>/; returns that folder and the receipt.
 
     data: images that both models are asked about, by default the run's own, or noise where they are not here.
+    Beside a graph lie `example.json` and `example.png`, one of these images and its answer, unless they are noise.
     preprocess_inside: graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference
     between two logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
 
@@ -68,11 +70,17 @@ def export_run(
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
         receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance} | figures
         receipt |= {"threads": torch.get_num_threads()}
-        receipt |= {"packages": {name: installed(name) for name in ("vitreous", "torch", *NEEDED.get(form, ()))}}
+        packages = ("vitreous", "torch", "pillow", *NEEDED.get(form, ()))
+        receipt |= {"packages": {name: installed(name) for name in packages}}
         write_json(part / RECEIPT, receipt)
-        check_free([folder / file.name for file in part.iterdir()], folder / RECEIPT, f'"format": "{form}"')
-        for file in part.iterdir():
-            file.replace(folder / file.name)
+        if form in GRAPHS:
+            write_example(part, bundle, after, inputs)
+        new, examples = {file.name for file in part.iterdir()}, {EXAMPLE, PICTURE} if form in GRAPHS else set()
+        check_free([folder / name for name in new | examples], folder / RECEIPT, f'"format": "{form}"')
+        for name in new:
+            (part / name).replace(folder / name)
+        for name in examples - new:  # of an export of before, which would answer otherwise
+            (folder / name).unlink(missing_ok=True)
     return folder, receipt
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
+from vitreous.data.stores import Images
 from vitreous.evaluation import as_known, own_data
 from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
@@ -27,6 +28,8 @@ class Inputs(NamedTuple):
     labels: Tensor | None
     """Where they are known, of the images that are different ones: the others are these over again."""
     name: str
+    first: Images | None = None
+    """The first of them as it lies where it came from, not fitted; none of noise."""
 
 
 def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data: str | None = None) -> Inputs:
@@ -46,7 +49,8 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data:
     rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
     labels = torch.from_numpy(np.asarray(split.labels))
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
-    return Inputs(pixels, labels, f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones")
+    name = f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones"
+    return Inputs(pixels, labels, name, split.images.original(0))
 
 
 def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:

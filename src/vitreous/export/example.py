@@ -1,0 +1,54 @@
+"""A real image with what an exported graph makes of it, by which a port to another language is checked."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitreous.data.stores import Images
+from vitreous.export.graphs import Answer
+from vitreous.export.receipt import Inputs
+from vitreous.files import write_json
+from vitreous.preprocess import Preprocess
+from vitreous.weights import Bundle
+
+EXAMPLE, PICTURE = "example.json", "example.png"
+LARGEST = 6 << 20  # bytes of pixels of a picture that is kept: 1920 x 1080 in RGB are fewer
+
+
+def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -> None:
+    """`example.json`, and `example.png` of a picture that is not too large: of the first input, asked about alone.
+
+    Nothing where the inputs are noise.
+    """
+    if inputs.first is None:
+        return
+    pixels = inputs.pixels[:1]  # (1, C, H, W)
+    with torch.inference_mode():
+        (logits,) = graph(pixels)  # (K,)
+    content: dict[str, Any] = {
+        "image": inputs.first.describe(0),
+        "picture": PICTURE if _write_picture(folder / PICTURE, inputs.first) else None,
+        "shape": bundle.preprocess.shape,
+        "pixels": base64.b64encode(pixels.numpy().tobytes()).decode(),
+        "logits": logits.tolist(),
+        "temperature": bundle.temperature,
+        "probabilities": (logits / bundle.temperature).softmax(dim=0).tolist(),
+        "class": bundle.class_names[int(logits.argmax())],
+    }
+    write_json(folder / EXAMPLE, content)
+
+
+def _write_picture(path: Path, image: Images) -> bool:
+    """An image as it was before it was fitted, but upright, opaque and of 8 bits; whether it could be kept."""
+    C, *size = image.shape
+    if C not in (1, 3) or C * size[0] * size[1] > LARGEST:
+        return False
+    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C)  # which resizes nothing
+    (planes,) = image.read([0], whole)  # (C, H, W)
+    pixels = planes[0] if C == 1 else np.ascontiguousarray(planes.transpose(1, 2, 0))
+    Image.fromarray(pixels).save(path)
+    return True
