@@ -99,7 +99,7 @@ def macro(experiment: Experiment, results: list[Result]) -> list[str]:
         return []
     best = max(ours, key=lambda result: result["test"]["top1"])
     reported, found = (100 * figures["f1_macro"] for figures in (experiment.reported, best["test"]))
-    return ["", f"F1, the mean over the classes: reported {reported:.1f}, our {best['ours']} {found:.1f}."]
+    return ["", f"F1, the mean over the classes: reported {reported:.1f}, our {best['ours']}: {found:.1f}."]
 
 
 def repetitions(results: list[Result]) -> list[str]:

@@ -348,11 +348,12 @@ def test_the_example_is_a_real_image_with_what_the_graph_says_of_it(
     folder, _ = export_run(tmp_path / "bundle", "onnx", data=data, preprocess_inside=preprocess_inside)
     said = read_example(folder)
 
-    assert said["image"] == str(tmp_path / "photos" / "ant" / "0.png") and said["picture"] == "example.png"
+    original = tmp_path / "photos" / "ant" / "0.png"
+    assert said["image"] == "ant/0.png" and said["picture"] == "example.png"
     picture = Image.open(folder / "example.png")
     assert picture.size == (31, 50) and picture.mode == {"RGBA": "RGB", "LA": "L"}[mode] and not picture.getexif()
     metadata = onnxruntime.InferenceSession(folder / "model.onnx").get_modelmeta().custom_metadata_map
-    for source in (picture, Image.open(said["image"])):
+    for source in (picture, Image.open(original)):
         assert (bundle.preprocess.fit_image(source) == said["pixels"][0].numpy()).all()
         assert (deployed["pixels"](source, json.loads(metadata["preprocess"])) == said["pixels"][0].numpy()).all()
 
@@ -362,7 +363,7 @@ def test_the_example_is_a_real_image_with_what_the_graph_says_of_it(
     assert said["temperature"] == 1.5 == float(metadata["temperature"])
     p = np.exp(found[0] / 1.5)
     np.testing.assert_allclose(p / p.sum(), said["probabilities"], rtol=1e-5)
-    assert said["class"] == CLASSES[found[0].argmax()] == next(predict(bundle, said["image"])).classes[0]
+    assert said["class"] == CLASSES[found[0].argmax()] == next(predict(bundle, original)).classes[0]
 
 
 def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(vitreous, run, tmp_path):
@@ -372,7 +373,7 @@ def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(v
     with torch.no_grad():
         found = model(bundle.preprocess.normalise(said["pixels"]))
     torch.testing.assert_close(found, torch.tensor([said["logits"]]), rtol=0, atol=1e-6)
-    assert Path(said["image"]).parent.parent.name == "test" and said["class"] == Path(said["image"]).parent.name
+    assert said["class"] == Path(said["image"]).parent.name
     assert (np.asarray(Image.open(folder / "example.png")) == said["pixels"][0, 0].numpy()).all()
 
     bundle.save(tmp_path / "bundle")  # which knows of no images

@@ -46,11 +46,12 @@ def test_learning_curves_show_the_history(figures):
 
 
 def test_what_chose_the_epoch_has_a_curve_of_its_own(figures):
-    learning_curves([row | {"val_f1_macro": row["epoch"] / 9} for row in history(3)], 3, None, best_by="f1_macro")
+    rows = [row | {"val_f1_macro": row["epoch"] / 9} for row in history(3)]
+    learning_curves(rows, 3, None, chosen_by=("f1_macro", "F1, macro"))
     *_, chosen = figures[0].axes
-    assert chosen.get_ylabel() == "f1, macro" and len(figures[0].axes) == 3
+    assert chosen.get_ylabel() == "F1, macro" and len(figures[0].axes) == 3
     assert [list(line.get_ydata()) for line in chosen.lines[:-1]] == [[1 / 9, 2 / 9, 3 / 9]]  # training has none
-    learning_curves(history(3), 3, None, best_by="loss")
+    learning_curves(history(3), 3, None, chosen_by=("loss", "loss"))
     assert len(figures[1].axes) == 2
 
 

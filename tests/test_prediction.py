@@ -26,6 +26,7 @@ from vitreous.prediction import (
     image_files,
     images_at_once,
     predict,
+    read_image,
     split_logits,
     write_json_lines,
     write_table,
@@ -163,6 +164,15 @@ def test_arrays_are_answered_like_pictures_of_them(bundle, files):
     for one in (pixels[2], pixels[2][None], torch.from_numpy(pixels[2])):
         assert [answer[1:] for answer in ask(bundle, one)] == [answer[1:] for answer in ask(bundle, files[2])]
     assert ask(bundle, pixels[0])[0].image == "the image"
+    assert ask(bundle, np.array([str(file) for file in files])) == ask(bundle, files)  # as a column of a table is
+    assert ask(bundle, np.array(files, dtype=object)) == ask(bundle, files)
+    broken = []
+    assert len(ask(bundle, [pixels[0], np.full((8, 8), np.nan), pixels[1]], broken=broken)) == 2
+    assert "images are float64 in nan..nan: give uint8, or floats in 0..1" in str(broken[0])
+    frozen = np.ascontiguousarray(pixels[0])
+    frozen.setflags(write=False)
+    for view in (pixels[0][:, ::-1], frozen):
+        torch.from_numpy(read_image(view, bundle.preprocess)).add_(1)  # its own memory, as torch wants it
 
 
 def test_images_of_five_channels_are_asked_about_as_arrays():
@@ -172,7 +182,7 @@ def test_images_of_five_channels_are_asked_about_as_arrays():
         assert answer.probabilities == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
     with pytest.raises(BrokenImage, match="a picture has 1 or 3 channels, not 5: pass uint8 arrays instead"):
         ask(bundle, Image.new("RGB", (8, 8)))
-    with pytest.raises(ValueError, match="the images have 3 channels, the model takes 5"):
+    with pytest.raises(BrokenImage, match="the images have 3 channels, the model takes 5"):
         ask(bundle, pixels[..., :3])
     with pytest.raises(TypeError, match="an image is a path, bytes, a PIL image or an array, not int"):
         ask(bundle, [7])

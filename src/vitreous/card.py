@@ -90,7 +90,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
-    probabilities = "No temperature is applied to its probabilities: no validation images spoke for one."
+    probabilities = "No temperature is applied to its probabilities."
     if temperature != 1:
         probabilities = (
             f"Its probabilities are calibrated on the validation images alone (temperature {temperature:.3f})."
@@ -205,7 +205,7 @@ def measured(results: dict[str, Any]) -> str:
     if results["test"] is None:
         return f"There were no test images. {seed}"
     low, high = top1_interval(results.get("float16", results["test"]))
-    return f"""On the {results["test"]["count"]:,} test images, which chose nothing:
+    return f"""On the {results["test"]["count"]:,} test images, opened after the last step:
 
 {figures(results)}
 

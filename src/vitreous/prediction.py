@@ -96,9 +96,9 @@ def predict(
     """The `top` likeliest classes of each image, batch by batch, in order.
 
     run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes of
-    files, PIL images, or arrays and tensors, uint8 or floats in 0..1, of one image or with a dimension for many. An
-    image that cannot be read raises BrokenImage, a ValueError; with a list given as `broken` it is noted there and left
-    out. precision: `auto` is what the run's recipe says.
+    files, PIL images, or arrays and tensors, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W) is one image, and
+    many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; with a list given as
+    `broken` it is noted there and left out. precision: `auto` is what the run's recipe says.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
@@ -176,16 +176,16 @@ def read_batches(
 
 
 def _is_one(images: Iterable[Asked] | Asked) -> bool:
-    """Whether this is one image; an array of four dimensions holds many."""
-    return isinstance(images, Asked) and getattr(images, "ndim", 0) < 4
+    """Whether this is one image. An array of one dimension holds paths, one of four images."""
+    return images.ndim in (2, 3) if isinstance(images, np.ndarray | Tensor) else isinstance(images, Asked)
 
 
 def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
-    if isinstance(image, np.ndarray | Tensor):
-        return preprocess.fit_array(as_pixels(image[None])[0])
-    if isinstance(image, bytes | Image.Image):
+    if isinstance(image, bytes | Image.Image | np.ndarray | Tensor):
         try:
+            if isinstance(image, np.ndarray | Tensor):
+                return np.array(preprocess.fit_array(as_pixels(image[None])[0]), order="C")  # not a view of theirs
             return preprocess.fit_image(_opened(image) if isinstance(image, bytes) else image)
         except Exception as error:  # an opened file is decoded only here
             raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error

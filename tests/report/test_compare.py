@@ -102,6 +102,9 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
     assert "not judged on the same test images" in judged_apart([read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert judged_apart([read_run(tmp_path / "cv")] * 2) == ""
+    other = recipe.model_copy(update={"seed": 1})  # which cuts other parts of the same images
+    fit_folds(other, tiny_set(), out=tmp_path / "cv-1", **quiet)
+    assert "points" in against(read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1"), "test")
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert spread in (tmp_path / "c.html").read_text()
     (tmp_path / "cv" / "results.json").unlink()
@@ -133,6 +136,8 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, replace(x), "test") == "+0.00 points (0 to 0, p = 1)"
     assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 to 2, p = 0.11)"]
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
+    validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
+    assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 to 2, p = 0.11)"
 
 
 def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):

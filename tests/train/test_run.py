@@ -1244,10 +1244,10 @@ def test_what_a_run_began_with_stays_its_environment(trained):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"epochs": 50, "patience": 2}, "ended after epoch 3 of 50: 2 without a better top1"),
+        ({"epochs": 50, "patience": 2}, "ended after epoch 3 of 50: 2 epochs without a better top1"),
         (
             {"epochs": 50, "patience": 2, "best_by": "f1_macro"},
-            "ended after epoch 3 of 50: 2 without a better f1_macro",
+            "ended after epoch 3 of 50: 2 epochs without a better f1_macro",
         ),
         ({"epochs": 50, "patience": 9, "time_limit": 4}, "ended after epoch 1 of 50: the time limit of 4 s"),
         ({"epochs": 3, "patience": 2}, None),
@@ -1260,7 +1260,7 @@ def test_a_run_says_why_it_ended_early(tmp_path, monkeypatch, settings, told):
     options = {"pictures": False, "on_step": clock.tick, "console": Console(file=text)}
     fit(recipe, tiny_set(), out=tmp_path / "run", **options)
     assert [line for line in text.getvalue().splitlines() if line.startswith("ended")] == ([told] if told else [])
-    assert ("training takes 4 s at most" in text.getvalue()) == ("time_limit" in settings)
+    assert ("at most 4 s, into which the schedule is fitted" in text.getvalue()) == ("time_limit" in settings)
 
 
 def test_the_figure_that_chooses_the_epoch_is_shown_by_epoch(tmp_path):
@@ -1346,13 +1346,14 @@ def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, 
     monkeypatch.setattr(
         pictures, "image_grid", lambda images, titles, path: drawn.update({path.stem: (images, titles)})
     )
+    monkeypatch.setattr(outcome, "fit_temperature", lambda *_: 3.0)
     data = tiny_set()
     run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-3}), data)
     with (run.folder / "answers.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
     rows.sort(key=lambda row: -float(row["probability"]))
     images, titles = drawn["mistakes_test"]
-    assert len(rows) > 1 and titles == [f"{row['class']}, said {row['answer']}" for row in rows]
+    assert len(rows) > 1 and titles == [f"{row['class']},\nsaid {row['answer']}" for row in rows]
     np.testing.assert_allclose(images, data.test.images.array[[int(row["row"]) for row in rows]] / 255, atol=1e-6)
 
 

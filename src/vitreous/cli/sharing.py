@@ -23,7 +23,7 @@ def export(
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
     from vitreous.export.deploy import GRAPHS
-    from vitreous.export.example import EXAMPLE
+    from vitreous.export.example import EXAMPLE, PICTURE
 
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
@@ -35,7 +35,9 @@ def export(
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
         f"{took['after']:.3g} after"
     )
-    if form in GRAPHS and not (folder / EXAMPLE).exists():
+    if (folder / EXAMPLE).exists():
+        print(f"{EXAMPLE} and {PICTURE} hold one of your images, to check a port by: delete them where it must not go")
+    elif form in GRAPHS:
         print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others by --data")
     if form == "int8" and "top1" not in receipt:
         print("what rounding costs in top-1 was not measured, as the run's images are not here: name others by --data")

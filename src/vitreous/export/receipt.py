@@ -26,7 +26,7 @@ class Inputs(NamedTuple):
     pixels: Tensor
     """uint8 (n, C, H, W)."""
     labels: Tensor | None
-    """Where they are known, of the images that are different ones: the others are these over again."""
+    """Of the different images, which come first; None where not known."""
     name: str
     first: Images | None = None
     """The first of them as it lies where it came from, not fitted; none of noise."""

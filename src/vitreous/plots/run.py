@@ -11,10 +11,14 @@ from vitreous.plots.canvas import BLUE, ROSE, plain, save, show
 TRAIN, VAL = BLUE, ROSE
 
 
-def learning_curves(history: Sequence[dict[str, float]], best_epoch: int, path: Path, *, best_by: str = "top1") -> None:
-    """Loss, top-1 and the figure that chose the epoch, by epoch, training and validation, with the epoch kept."""
-    shown = {"loss": "loss", "top1": "top-1"}
-    shown.setdefault(best_by, best_by.replace("_", ", "))
+def learning_curves(
+    history: Sequence[dict[str, float]], best_epoch: int, path: Path, *, chosen_by: tuple[str, str] = ("top1", "top-1")
+) -> None:
+    """Loss and top-1 by epoch, training and validation, with the epoch whose weights were kept.
+
+    chosen_by: the figure that chose it, and its name; it has a curve, too.
+    """
+    shown = {"loss": "loss", "top1": "top-1"} | dict([chosen_by])
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
     epochs = [row["epoch"] for row in history]
     marker = "o" if len(history) < 3 else None
@@ -53,7 +57,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
 
 
 def image_grid(images: np.ndarray, titles: Sequence[str], path: Path) -> None:
-    """images (B, C, H, W) in 0..1, with a title above each."""
+    """images (B, C, H, W) in 0..1, with a title above each, its lines cut after 24 letters."""
     columns = 8
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
@@ -61,5 +65,5 @@ def image_grid(images: np.ndarray, titles: Sequence[str], path: Path) -> None:
         axes.axis("off")
     for axes, image, title in zip(figure.axes, images, titles, strict=False):
         show(axes, image)
-        axes.set_title(title[:24], fontsize=7, parse_math=False)
+        axes.set_title("\n".join(line[:24] for line in title.split("\n")), fontsize=7, parse_math=False)
     save(figure, path)

@@ -77,13 +77,13 @@ class DataOptions(Section):
     group: str | None = None
     """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
     table or of parquet files, in which they have the same; or a regular expression that finds the same in their paths
-    (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg. Of `val_fraction` they take the
-    nearest of 1/2, 1/3, 1/4 and so on."""
+    (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg. For validation one of
+    round(1 / `val_fraction`) parts of equal size is held out."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
-    """Keep training images at so many times the model's size, so that what `augment.crop_scale` cuts out is sharp.
-    Times the side of the largest crop, as a share, it should not pass 2: beyond, fine patterns alias."""
+    """Keep training images at so many times the model's size, so that what `augment.crop_scale` cuts out is sharp. A
+    crop of more than twice the model's side aliases fine patterns."""
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Side of the centre that is cut out of images to be judged, as a share of the image's. Random crops magnify: with
     the mean side of theirs, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from operator import mul
 from pathlib import Path
@@ -35,8 +36,19 @@ class Finished:
     data: dict[str, Any]
     history: list[dict[str, float]]
     """Rows of `metrics.csv`; none for a shipped model."""
-    right: dict[str, dict[tuple[str, ...], bool]]
-    """By split, whether the answer to each image of `answers.csv` was right; none for a shipped model."""
+    answers: Path
+    """`answers.csv`, which a shipped model has not."""
+
+    @cached_property
+    def right(self) -> dict[str, dict[tuple[str, str], bool]]:
+        """By split, whether each answer is right, by place and class of the image."""
+        splits: dict[str, dict[tuple[str, str], bool]] = {}
+        if self.answers.exists():
+            with self.answers.open(encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):  # the first version's had no column `split`
+                    image = row["image"], row["class"]
+                    splits.setdefault(row.get("split", ""), {})[image] = row["answer"] == row["class"]
+        return splits
 
     def figure(self, split: str, key: str) -> float | None:
         return (self.results.get(split) or {}).get(key)
@@ -63,19 +75,8 @@ def read_run(run: Path | str) -> Finished:
         recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
         data=data,
         history=read_history(folder),
-        right=_right(folder / "answers.csv"),
+        answers=folder / "answers.csv",
     )
-
-
-def _right(file: Path) -> dict[str, dict[tuple[str, ...], bool]]:
-    """Whether each answer is right, by split and by row, place and class of the image."""
-    splits: dict[str, dict[tuple[str, ...], bool]] = {}
-    if file.exists():
-        with file.open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                image = row["row"], row["image"], row["class"]
-                splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"]
-    return splits
 
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +136,10 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     p: how often answers of equal worth would differ as much, by the exact sign test (McNemar 1947). None where the
     images are not known to be the same.
     """
+    if run is first or judged_apart((first, run), (split,)):
+        return None
     ours, theirs = first.right.get(split), run.right.get(split)
-    if run is first or not ours or not theirs or ours.keys() != theirs.keys() or judged_apart((first, run)):
+    if not ours or not theirs or ours.keys() != theirs.keys():
         return None
     from scipy.stats import binomtest
 
@@ -153,12 +156,12 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def judged_apart(runs: Sequence[Finished]) -> str:
+def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val")) -> str:
     """A sentence of runs whose figures are not of the same images; "" where they are, or where that is not known.
 
     Of images that were fitted in different ways it is known by the names of their sets alone.
     """
-    for split in ("test", "val"):
+    for split in splits:
         judged = [run for run in runs if run.figure(split, "top1") is not None]
         digests = [run.data.get("hash", {}).get(split) for run in judged]
         fitted: dict[tuple, set[str]] = {}

@@ -12,6 +12,7 @@ from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
+from vitreous.metrics import NAMES
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -114,9 +115,8 @@ def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> s
         return "<p>The head was fitted in one go, to features that were computed once.</p>"
     epochs = [row["epoch"] for row in history]
     charts = []
-    shown = {"loss": "Loss", "top1": "Top-1"}
-    shown.setdefault(best_by, best_by.capitalize().replace("_", ", "))
-    for key, title in shown.items():
+    for key in dict.fromkeys(("loss", "top1", best_by)):
+        title = NAMES[key][0].upper() + NAMES[key][1:]
         lines = []
         if f"train_{key}" in history[0]:
             lines.append(Line("training, augmented", "s1 dash", epochs, [row[f"train_{key}"] for row in history]))

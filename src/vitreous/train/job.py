@@ -122,7 +122,7 @@ class Job:
     def describe(self, keep: bool) -> None:
         """Print what is about to be trained on what, and draw the first batch as the model will see it.
 
-        keep: findings in the data go into `train.log`, too.
+        keep: of a run that begins, whose findings in the data go into `train.log`, too.
         """
         for line in self.start.lines if self.start else ():
             say(self.console, line)
@@ -134,14 +134,14 @@ class Job:
             f"{len(names)} classes ({shorten(names, 10)}); {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
-        if (limit := self.recipe.time_limit) is not None:
-            most = f"training takes {limit:,.0f} s at most, into which its schedule is fitted"
-            say(self.console, f"{most}; time_limit=null trains all {self.recipe.epochs} epochs")
         for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group):
             if keep:
                 log.warning(finding)
             else:
                 say(self.console, f"warning: {finding}")
+        if keep and (limit := self.recipe.time_limit) is not None:
+            longer = f"into which the schedule is fitted if all {self.recipe.epochs} epochs take longer"
+            say(self.console, f"at most {limit:,g} s, {longer} (time_limit=null: no limit)")
         if self.pictures:
             self._draw_first_batch()
 
@@ -214,9 +214,9 @@ class Job:
         if done and state.epoch < recipe.epochs:
             fruitless = state.epoch - state.best_epoch
             if recipe.patience is not None and fruitless >= recipe.patience:
-                why = f"{fruitless} without a better {recipe.best_by}"
+                why = f"{fruitless} epochs without a better {recipe.best_by}"
             else:
-                why = f"the time limit of {recipe.time_limit:,.0f} s"
+                why = f"the time limit of {recipe.time_limit:,g} s"
             say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {why}")
         return done
 

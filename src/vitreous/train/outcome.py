@@ -9,10 +9,11 @@ import numpy as np
 
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
+from vitreous.data.stores import BrokenImage
 from vitreous.device import peak_memory
 from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
-from vitreous.metrics import classification_metrics, confusion, fit_temperature
+from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
 from vitreous.report.pictures import confident_mistakes
 from vitreous.train.folder import ANSWERS, draw
 from vitreous.train.job import Job
@@ -73,7 +74,7 @@ def finish(job: Job) -> dict[str, Any]:
             state.history,
             state.best_epoch,
             plots / "learning_curves.png",
-            best_by=job.recipe.best_by,
+            chosen_by=(job.recipe.best_by, NAMES[job.recipe.best_by]),
         )
         _report(job, bundle, judged)
     return results
@@ -94,11 +95,17 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
 
 def _draw_mistakes(answers: Judged, path: Path) -> None:
     """The surest mistakes, each image with its class and the answer."""
-    rows = confident_mistakes(answers.logits.softmax(dim=1), answers.labels, MISTAKES)
-    if len(rows):
-        names, said = answers.bundle.class_names, answers.logits.argmax(dim=1)
-        titles = [f"{names[answers.labels[row]]}, said {names[said[row]]}" for row in rows]
+    shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
+    rows = confident_mistakes(shares, answers.labels, MISTAKES)
+    if not len(rows):
+        return
+    names, said = answers.bundle.class_names, answers.logits.argmax(dim=1)
+    titles = [f"{names[answers.labels[row]]},\nsaid {names[said[row]]}" for row in rows]
+    try:
         pixels = answers.images.read(rows.numpy(), answers.bundle.preprocess)
+    except BrokenImage as error:  # since it was judged
+        log.warning("could not draw %s: %s", path, error)
+    else:
         draw("image_grid", pixels / np.float32(255), titles, path)
 
 
