@@ -87,7 +87,7 @@ class DataOptions(Section):
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Side of the centre that is cut out of images to be judged, as a share of the image's. Random crops magnify: with
     the mean side of theirs, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to
-    start from bring their own."""
+    start from bring their own, and what crops are cut from is that centre then."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
     memory_budget: PositiveFloat = 4.0
