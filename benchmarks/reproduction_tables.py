@@ -71,10 +71,14 @@ def reported(experiment: Experiment) -> list[str]:
     return ["reported", f"{experiment.parameters:,}", "", epochs, top1, "1", loss, said.get("time", ""), "", ""]
 
 
+def originals(results: list[Result]) -> list[Result]:
+    """The runs of an experiment as its author had it."""
+    return [result for result in results if "ours" not in result and not result["fixed"]]
+
+
 def spread(experiment: Experiment, results: list[Result]) -> list[str]:
     """Between which figures the seeds of the faithful form lie, where there are several."""
-    faithful = [result for result in results if "ours" not in result and not result["fixed"]]
-    top1 = [100 * result["test"]["top1"] for result in faithful if _passes(result) == experiment.epochs]
+    top1 = [100 * result["test"]["top1"] for result in originals(results) if _passes(result) == experiment.epochs]
     if len(top1) < 3:
         return []
     return ["", f"By seed, the faithful runs lie between {min(top1):.1f} and {max(top1):.1f}% (n = {len(top1)})."]
@@ -82,8 +86,9 @@ def spread(experiment: Experiment, results: list[Result]) -> list[str]:
 
 def losses(experiment: Experiment, results: list[Result]) -> list[str]:
     """The faithful runs' training loss by epoch beside the author's, where that is reported."""
-    faithful = [result for result in results if "ours" not in result and not result["fixed"]]
-    histories = [result["history"] for result in faithful if len(result.get("history", ())) == experiment.epochs]
+    histories = [
+        result["history"] for result in originals(results) if len(result.get("history", ())) == experiment.epochs
+    ]
     said = experiment.reported.get("train_loss")
     if said is None or not histories:
         return []
@@ -118,7 +123,7 @@ def missing(results: list[Result]) -> list[str]:
 
 def counted(results: list[Result]) -> list[str]:
     """What the author's way of counting makes of the faithful runs, beside the figures of the whole split."""
-    faithful = [result for result in results if result.get("fixed") == [] and result["as_counted"]]
+    faithful = [result for result in originals(results) if result["as_counted"]]
     if not faithful:
         return []
     parts = []

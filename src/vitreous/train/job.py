@@ -27,7 +27,7 @@ from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, draw
-from vitreous.train.loop import Hooks, State, augment_batch, train_loop
+from vitreous.train.loop import Hooks, State, augment_batch, ending, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
@@ -212,12 +212,7 @@ class Job:
                 hooks.on_step = on_step
             done = self._loop(hooks, recipe)
         if done and state.epoch < recipe.epochs:
-            fruitless = state.epoch - state.best_epoch
-            if recipe.patience is not None and fruitless >= recipe.patience:
-                why = f"{fruitless} epochs without a better {recipe.best_by}"
-            else:
-                why = f"the time limit of {recipe.time_limit:,g} s"
-            say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {why}")
+            say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {ending(state, recipe)}")
         return done
 
     def write_history(self) -> None:

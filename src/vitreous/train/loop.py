@@ -133,7 +133,7 @@ def train_loop(
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
 
-    while not _over(state, recipe):
+    while not ending(state, recipe):
         model.train()
         started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
@@ -219,7 +219,7 @@ def train_loop(
         hooks.on_epoch(row)
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
-        over = _over(state, recipe)
+        over = bool(ending(state, recipe))
         if ((stop or over) and not best) or unsaved > CHECKPOINT_SECONDS:
             hooks.save()
             last_save = time.monotonic()
@@ -296,10 +296,15 @@ def _check_finite(loss: float, state: State) -> None:
         )
 
 
-def _over(state: State, recipe: Recipe) -> bool:
-    out_of_patience = recipe.patience is not None and state.epoch - state.best_epoch >= recipe.patience
+def ending(state: State, recipe: Recipe) -> str:
+    """Why training is over, in words; "" while it is not."""
+    fruitless = state.epoch - state.best_epoch
+    if state.epoch == recipe.epochs:
+        return "all epochs are done"
+    if recipe.patience is not None and fruitless >= recipe.patience:
+        return f"{fruitless} epochs without a better {recipe.best_by}"
     late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # a pass under way ends with a step
-    return state.epoch == recipe.epochs or out_of_patience or late
+    return f"the time limit of {recipe.time_limit:,g} s" if late else ""
 
 
 def _deadline(state: State, recipe: Recipe) -> float:

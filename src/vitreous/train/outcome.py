@@ -14,7 +14,6 @@ from vitreous.device import peak_memory
 from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
 from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
-from vitreous.report.pictures import confident_mistakes
 from vitreous.train.folder import ANSWERS, draw
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
@@ -95,6 +94,8 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
 
 def _draw_mistakes(answers: Judged, path: Path) -> None:
     """The surest mistakes, each image with its class and the answer."""
+    from vitreous.report.pictures import confident_mistakes
+
     shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
     rows = confident_mistakes(shares, answers.labels, MISTAKES)
     if not len(rows):
