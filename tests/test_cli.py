@@ -599,7 +599,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ),
         ("summary Q/16", "no model 'Q/16'"),
         ("summary S/16 --image-size 30", "image size 30 is not divisible by patch size 16: use 16 or 32"),
-        ("recipes digts", "no recipe 'digts'; did you mean 'digits'?"),
+        ("recipes digts", "no recipe 'digts': did you mean 'digits'? use "),
         ("settings learnig_rate", "no setting has 'learnig_rate' in its name; did you mean 'learning_rate'?"),
     ],
 )  # fmt: skip

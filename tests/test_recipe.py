@@ -77,7 +77,7 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
         ("augment: {val_fraction: 3}", "unknown key 'augment.val_fraction'; did you mean 'data.val_fraction'?"),
         (
             "qqq: 3",
-            "unknown key 'qqq'; known are epochs, time_limit, seed, precision, compile, patience, best_by, track",
+            "unknown key 'qqq'; known keys: epochs, time_limit, seed, precision, compile, patience, best_by, track",
         ),
         ("epochs: 0", "epochs is 0: input should be greater than 0"),
         ("seed: -1", "seed is -1: input should be greater than or equal to 0"),
@@ -93,7 +93,7 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
         ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
         ("model: {size: true}", "unknown model size 'True': use one of Ti, S, B"),
         ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set flip to 0.5"),
-        ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known are name, learning_rate, weight_decay, "),
+        ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known keys: name, learning_rate, weight_decay, "),
         ("data: {group: '('}", "group '(' is no regular expression: missing )"),
         ("opitm: {qqq: 3}", "unknown key 'opitm'; did you mean 'optim'?"),
         ("seed: 99999999999999999999", "seed is 99999999999999999999: input should be less than"),
@@ -123,7 +123,7 @@ def test_a_binary_file_is_no_recipe(tmp_path):
 
 
 def test_an_unknown_name_is_told_the_nearest_one():
-    assert refused("digts") == f"no recipe 'digts'; did you mean 'digits'?: use {', '.join(recipe_names())} or a file"
+    assert refused("digts") == f"no recipe 'digts': did you mean 'digits'? use {', '.join(recipe_names())} or a file"
     assert refused("/nowhere/x.yaml").startswith("no recipe '/nowhere/x.yaml': use ")
 
 

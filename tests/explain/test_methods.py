@@ -213,6 +213,14 @@ def test_the_default_points_at_the_evidence(trained):
     assert (found == places).float().mean() >= 0.95
 
 
+@every_method
+def test_maps_are_the_same_where_the_caller_wants_no_gradients(trained, method):
+    images, _, _ = evidence(4, seed=3)
+    with torch.no_grad():
+        found = explanation_maps(trained, images, method)
+    assert torch.equal(found, explanation_maps(trained, images, method)) and not found.requires_grad
+
+
 def test_rollout_finds_it_too(trained):
     images, _, places = evidence(200, seed=1)
     found = explanation_maps(trained, images, "rollout").flatten(1).argmax(dim=1)

@@ -54,3 +54,10 @@ def test_a_map_glows_where_it_is_largest():
     assert red > green > blue and red > 200
     assert (shown[:, 0, 2] == shown[:, 1, 2]).all() and shown[:, 2, 2].tolist() == [130] * 3  # a patch is of two rows
     assert (heated(pixels, np.zeros((4, 4))) == 130).all()  # nothing speaks for anything
+
+
+def test_a_map_that_is_nearly_even_looks_so():
+    pixels, heat = np.full((3, 4, 4), 200, np.uint8), np.array([[1.0, 0.9], [1.0, 0.9]])
+    shown = heated(pixels, heat).astype(int)
+    assert (abs(shown[:, 0, 0] - shown[:, 0, 2]) <= 21).all() and (shown[0] > 200).all()
+    assert (heated(pixels, np.ones((2, 2))) == heated(pixels, heat)[:, :1, :1]).all()

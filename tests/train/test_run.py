@@ -1364,10 +1364,10 @@ def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatc
     monkeypatch.setattr(pictures, "learning_curves", fail)
     with caplog.at_level(logging.WARNING):
         run = trained(tiny_recipe(), tiny_set())
-    assert [r.message for r in caplog.records] == [f"could not draw {run.folder}/plots/learning_curves.png: no ink"]
+    assert [r.message for r in caplog.records] == [f"could not write {run.folder}/plots/learning_curves.png: no ink"]
     assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
     assert (run.folder / "plots" / "confusion_test.png").exists()
-    assert "WARNING could not draw" in (run.folder / "train.log").read_text()
+    assert "WARNING could not write" in (run.folder / "train.log").read_text()
 
 
 def test_a_report_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):

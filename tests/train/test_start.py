@@ -23,6 +23,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import choose, loop
 from vitreous.train.choose import choose_recipe, start_settings
+from vitreous.train.job import Job
 from vitreous.train.run import fit
 from vitreous.train.start import check_start, load_start
 from vitreous.weights import Bundle, from_timm
@@ -279,6 +280,17 @@ def test_a_run_from_the_head_of_a_probe_goes_on_bit_for_bit(started):
     whole = started("whole", first=True)
     assert started("cut", first=True, on_step=stop).results is None
     assert equal(weights_of(started("cut", first=True, resume=True).folder), weights_of(whole.folder))
+
+
+def test_a_head_is_not_fitted_for_a_run_that_cannot_be_ended(tmp_path, source, monkeypatch):
+    """As where a process was killed before its first checkpoint."""
+    monkeypatch.setattr(Job, "probe_first", pytest.fail)
+    fields = {"start": {"weights": str(source), "probe_first": True}, "data": {"val_fraction": 0.25}}
+    recipe, options = make_recipe(fields, "test"), {"console": Console(quiet=True), "pictures": False}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
+    with pytest.raises(ValueError, match=r"no pass of the run in .* is complete"):
+        fit(recipe, tiny_set(), out=tmp_path / "run", finish=True, **options)
 
 
 def test_the_head_of_a_probe_is_linear(started):

@@ -16,10 +16,11 @@ def summary(
     from pydantic import ValidationError
     from rich.console import Console
 
+    from vitreous.files import one_line
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
-    from vitreous.recipe import StartOptions, one_line, read_recipe, recipe_names
+    from vitreous.recipe import StartOptions, read_recipe, recipe_names
     from vitreous.train.choose import data_of, fit_to_data
     from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
 

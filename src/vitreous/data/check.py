@@ -75,8 +75,6 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
 
 def differs(image_set: ImageSet, record: dict) -> bool:
     """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
-    if image_set.skip_broken and "listed" not in record:  # one of before it was kept
-        return False
     listed = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
     return list(image_set.class_names) != record["classes"] or listed != record.get("listed", record["per_class"])
 

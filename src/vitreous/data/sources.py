@@ -1,6 +1,5 @@
 """Where image sets come from: `load` takes a name, a folder, a parquet file, a table or a Hub repository."""
 
-import difflib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import SPLITS, check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
-from vitreous.files import first_line, path_of
+from vitreous.files import did_you_mean, first_line, path_of
 
 HUB = {
     "mnist": "ylecun/mnist",
@@ -48,10 +47,8 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
     elif name and path.name == name and (kept := _kept(name)):
         image_set = _from_path(kept, name, name, label)
     else:
-        near = difflib.get_close_matches(name, NAMED, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
         raise ValueError(
-            f"'{source}' is no file or folder here and no known set: {hint}"
+            f"'{source}' is no file or folder here and no known set: {did_you_mean(name, NAMED)}"
             f"give a path, {', '.join(NAMED)} or hf:owner/name"
         )
     source = image_set.source if label is None else f"{image_set.source}:{label}"

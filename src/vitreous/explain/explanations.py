@@ -1,6 +1,5 @@
 """Explain the answers of a trained model, image by image: `vitreous explain`."""
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import check_free, shorten, write_json
+from vitreous.files import check_free, did_you_mean, shorten, write_json
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle
@@ -180,8 +179,7 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
         raise ValueError(f"the model has {class_names.count(name)} classes '{name}': it cannot be told which is meant")
     if name in class_names:
         return class_names.index(name)
-    near = difflib.get_close_matches(name, class_names, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
+    hint = did_you_mean(name, class_names)
     raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
 
 

@@ -43,10 +43,10 @@ def explanation_maps(
         return to_share(integrated_gradients(model, images, target).clamp(min=0))
     with torch.set_grad_enabled(method in ("gradient_rollout", "grad_cam")):
         seen = open_pass(model, images)
+        score = seen.logits.gather(1, target[:, None]).sum()  # images do not see each other: each has its own gradient
     layer, prefix = layer or model.config.depth, model.config.prefix
     attention = [weights.detach() for weights in seen.attention]
     row = seen.pool.detach().mean(dim=1)  # (B, N)
-    score = seen.logits.gather(1, target[:, None]).sum()  # images do not see each other: each has its own gradient
     if method == "attention":
         weights = attention[layer - 1]
         relevance = through(row, weights.mean(dim=1) if head is None else weights[:, head - 1])

@@ -2,7 +2,7 @@
 
 from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, nearest, one_line, settings
+from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, nearest, settings
 
 __all__ = [
     "RECIPES",
@@ -16,7 +16,6 @@ __all__ = [
     "keys",
     "make_recipe",
     "nearest",
-    "one_line",
     "read_recipe",
     "recipe_file",
     "recipe_names",

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import yaml
 
+from vitreous.files import did_you_mean
 from vitreous.model.sizes import size
-from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest, nearest_key
+from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest_key
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -36,7 +37,8 @@ def recipe_file(name: str) -> Path:
         return RECIPES / f"{name}.yaml"
     if Path(name).is_file():
         return Path(name)
-    raise ValueError(f"no recipe '{name}'{nearest(name, recipe_names())}: use {', '.join(recipe_names())} or a file")
+    hint = did_you_mean(name, recipe_names())
+    raise ValueError(f"no recipe '{name}': {hint}use {', '.join(recipe_names())} or a file")
 
 
 def headline(name: str) -> str:

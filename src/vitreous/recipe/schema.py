@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import re
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
@@ -18,6 +17,7 @@ from pydantic import (
 )
 
 from vitreous.augment import Augment
+from vitreous.files import one_line
 from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
@@ -135,26 +135,7 @@ def make_recipe(fields: dict[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(fields)
     except ValidationError as error:
-        raise ValueError(f"{where}: {one_line(error)}") from error
-
-
-def one_line(error: ValidationError, section: str = "") -> str:
-    """The first fault of a validation error: its key, what is wrong, and the nearest name for an unknown key."""
-    fault = error.errors()[0]
-    key = section + ".".join(str(part) for part in fault["loc"])
-    inner = fault.get("ctx", {}).get("error")
-    if isinstance(inner, ValidationError):
-        return one_line(inner, f"{key}.")
-    if fault["type"] == "extra_forbidden":
-        return f"unknown key '{key}'{nearest_key(key)}"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
-        key, message = key.rpartition(".")[0], "one number is missing"
-    if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
-        message = f"write {float(fault['input']):.0f}"
-    if fault["type"] == "value_error":
-        return message
-    return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
+        raise ValueError(f"{where}: {one_line(error, hint=nearest_key)}") from error
 
 
 class Setting(NamedTuple):
@@ -228,7 +209,7 @@ def nearest_key(key: str) -> str:
     for namesake in known:
         if namesake.rpartition(".")[2] == name:
             return f"; did you mean '{namesake}'?"
-    return nearest(name, siblings) or nearest(key, known, 0.8) or f"; known are {', '.join(siblings)}"
+    return nearest(name, siblings) or nearest(key, known, 0.8) or f"; known keys: {', '.join(siblings)}"
 
 
 def nearest(name: str, names: list[str], cutoff: float = 0.6) -> str:

@@ -45,9 +45,9 @@ class Finished:
         splits: dict[str, dict[tuple[str, str], bool]] = {}
         if self.answers.exists():
             with self.answers.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):  # the first version's had no column `split`
+                for row in csv.DictReader(file):
                     image = row["image"], row["class"]
-                    splits.setdefault(row.get("split", ""), {})[image] = row["answer"] == row["class"]
+                    splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"]
         return splits
 
     def figure(self, split: str, key: str) -> float | None:

@@ -43,12 +43,11 @@ def picture(pixels: np.ndarray, alt: str) -> str:
 
 
 def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """A dimmed gray copy of an image with a map laid over it, a value a patch: (C, H, W) and (rows, columns) ->
-    (3, H, W), both uint8."""
+    """A dimmed gray copy of an image with a map >= 0 laid over it, a value a patch: (C, H, W) and (rows, columns) ->
+    (3, H, W), both uint8. The largest value glows, as in `plots.overlay`, and 0 not at all."""
     high, wide = (side // patches for side, patches in zip(pixels.shape[1:], heat.shape, strict=True))
     heat = heat.repeat(high, axis=0).repeat(wide, axis=1)
-    spread = heat.max() - heat.min()
-    strength = (heat - heat.min()) / spread if spread > 0 else np.zeros(heat.shape)
+    strength = heat / max(heat.max(), 1e-12)
     gray = 0.65 * pixels[:3].mean(axis=0)
     return (gray * (1 - 0.8 * strength) + 0.8 * strength * HEAT[:, None, None]).round().astype(np.uint8)
 

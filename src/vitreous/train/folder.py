@@ -30,14 +30,13 @@ NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that fa
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
 
 
-def draw(plot: str, *args: Any, **options: Any) -> None:
-    """Draw a picture into the file that is the last of `args`; one that fails warns, and never loses a run."""
+@contextmanager
+def optional(file: Path) -> Iterator[Path]:
+    """While inside, `file` is drawn or written: an error warns that it could not be, and never loses a run."""
     try:
-        from vitreous import plots
-
-        getattr(plots, plot)(*args, **options)
+        yield file
     except Exception as error:
-        log.warning("could not draw %s: %s", args[-1], error)
+        log.warning("could not write %s: %s", file, error)
 
 
 def next_folder(name: str) -> Path:

@@ -17,7 +17,7 @@ from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import ANSWERS, check_same_recipe, draw
+from vitreous.train.folder import ANSWERS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
@@ -105,14 +105,17 @@ def pool(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
     rows = []
     for fold in range(1, folds + 1):
         with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
-            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row.get("split") == "test"]
+            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row["split"] == "test"]
     write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
     if class_names is not None:
         from sklearn.metrics import confusion_matrix
 
         true, answered = ([row[key] for row in rows] for key in ("class", "answer"))
         counts = confusion_matrix(true, answered, labels=class_names)
-        draw("confusion_matrix", counts, class_names, folder / "confusion.png")
+        with optional(folder / "confusion.png") as file:
+            from vitreous.plots import confusion_matrix as draw
+
+            draw(counts, class_names, file)
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, draw
+from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
 from vitreous.train.loop import Hooks, State, augment_batch, ending, train_loop
 from vitreous.train.optim import Average, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
@@ -148,7 +148,10 @@ class Job:
     def _draw_first_batch(self) -> None:
         images, targets = self.first_batch(32)
         names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
-        draw("image_grid", images.cpu().numpy(), names, self.folder / FIRST_BATCH)
+        with optional(self.folder / FIRST_BATCH) as file:
+            from vitreous.plots import image_grid
+
+            image_grid(images.cpu().numpy(), names, file)
 
     def first_batch(self, count: int) -> tuple[Tensor, Tensor]:
         """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
@@ -321,7 +324,7 @@ class Job:
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.scaler.load_state_dict(content.get("scaler", {}))  # older runs have none, nor float16
+        self.scaler.load_state_dict(content["scaler"])
         if self.average is not None:
             self.average.module.load_state_dict(content["average"])
         self.state = State(**content["state"])

@@ -9,12 +9,11 @@ import numpy as np
 
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
-from vitreous.data.stores import BrokenImage
 from vitreous.device import peak_memory
 from vitreous.evaluation import Judged, judge, write_answers
 from vitreous.files import write_json
 from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
-from vitreous.train.folder import ANSWERS, draw
+from vitreous.train.folder import ANSWERS, optional
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
@@ -63,19 +62,11 @@ def finish(job: Job) -> dict[str, Any]:
     write_answers(judged.values(), job.folder / ANSWERS)
     write_json(job.folder / "results.json", results)
     if job.pictures:
-        plots = job.folder / "plots"
-        for name, answers in judged.items():
-            counts = confusion(answers.logits, answers.labels)
-            draw("confusion_matrix", counts, job.data.class_names, plots / f"confusion_{name}.png")
-            _draw_mistakes(answers, plots / f"mistakes_{name}.png")
-        draw(
-            "learning_curves",
-            state.history,
-            state.best_epoch,
-            plots / "learning_curves.png",
-            chosen_by=(job.recipe.best_by, NAMES[job.recipe.best_by]),
-        )
-        _report(job, bundle, judged)
+        _draw(job, judged)
+        with optional(job.folder / "report.html"):
+            from vitreous.report import train_report
+
+            train_report(job.folder, bundle, judged, job.first_batch(32))
     return results
 
 
@@ -92,8 +83,26 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
     )
 
 
-def _draw_mistakes(answers: Judged, path: Path) -> None:
+def _draw(job: Job, judged: dict[str, Judged]) -> None:
+    """Confusions, the surest mistakes, and learning curves."""
+    plots, names = job.folder / "plots", job.data.class_names
+    for name, answers in judged.items():
+        with optional(plots / f"confusion_{name}.png") as file:
+            from vitreous.plots import confusion_matrix
+
+            confusion_matrix(confusion(answers.logits, answers.labels), names, file)
+        with optional(plots / f"mistakes_{name}.png") as file:
+            _draw_mistakes(answers, file)
+    with optional(plots / "learning_curves.png") as file:
+        from vitreous.plots import learning_curves
+
+        chosen_by = job.recipe.best_by, NAMES[job.recipe.best_by]
+        learning_curves(job.state.history, job.state.best_epoch, file, chosen_by=chosen_by)
+
+
+def _draw_mistakes(answers: Judged, file: Path) -> None:
     """The surest mistakes, each image with its class and the answer."""
+    from vitreous.plots import image_grid
     from vitreous.report.pictures import confident_mistakes
 
     shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
@@ -102,19 +111,5 @@ def _draw_mistakes(answers: Judged, path: Path) -> None:
         return
     names, said = answers.bundle.class_names, answers.logits.argmax(dim=1)
     titles = [f"{names[answers.labels[row]]},\nsaid {names[said[row]]}" for row in rows]
-    try:
-        pixels = answers.images.read(rows.numpy(), answers.bundle.preprocess)
-    except BrokenImage as error:  # since it was judged
-        log.warning("could not draw %s: %s", path, error)
-    else:
-        draw("image_grid", pixels / np.float32(255), titles, path)
-
-
-def _report(job: Job, bundle: Bundle, judged: dict[str, Judged]) -> None:
-    """Write `report.html`; one that fails warns, and never loses a run."""
-    try:
-        from vitreous.report import train_report
-
-        train_report(job.folder, bundle, judged, job.first_batch(32))
-    except Exception as error:
-        log.warning("could not write %s: %s", job.folder / "report.html", error)
+    pixels = answers.images.read(rows.numpy(), answers.bundle.preprocess)
+    image_grid(pixels / np.float32(255), titles, file)

@@ -99,10 +99,10 @@ def fit(
             return Run(folder)
         if resumed := resume and engine.from_main(job.checkpoint.exists):
             job.restore()
-        elif recipe.start.probe_first and start is not None and start.facts["new_head"]:
-            job.probe_first()
         if finish:
             job.check_begun()
+        if not resumed and recipe.start.probe_first and start is not None and start.facts["new_head"]:
+            job.probe_first()
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)

@@ -7,9 +7,10 @@ import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
+from vitreous.files import one_line
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import DataOptions, OptimOptions, Recipe, one_line
+from vitreous.recipe import DataOptions, OptimOptions, Recipe
 from vitreous.weights.load import find_weights, load_weights
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitreous.files import replace_file, write_json
+from vitreous.files import one_line, path_of, replace_file, write_json
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 
@@ -90,24 +89,15 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
         return model, preprocess, class_names, temperature
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
-    except ValidationError as error:
-        raise ValueError(f"{file} does not describe a model: {message(error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} does not describe a model: {type(error).__name__} {error}") from error
-
-
-def message(error: ValueError) -> str:
-    """The first fault, in one line, with its key where it has one."""
-    if isinstance(error, ValidationError):
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        return (f"{where}: " if where else "") + fault["msg"].removeprefix("Value error, ")
-    return str(error)
+    except KeyError as error:
+        raise ValueError(f"{file} does not describe a model: it has no {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} does not describe a model: {one_line(error)}") from error
 
 
 def find_bundle(run: Path | str) -> Path:
     """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
-    run = Path(run)
+    run = path_of(run)
     for folder in (run / "model", run, SHIPPED / run):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
@@ -124,14 +114,14 @@ def find_bundle(run: Path | str) -> Path:
 def is_shipped(run: Path | str) -> bool:
     """Whether a name means a shipped bundle: where a run or a bundle of this name lies here, it means that."""
     try:
-        return find_bundle(run) == SHIPPED / run
+        return find_bundle(run).parent == SHIPPED
     except ValueError:  # no bundle: others' weights, or a cross-validation
         return False
 
 
 def find_record(run: Path | str) -> Path | None:
     """Where the recipe of a run, or of a shipped model, lies with what else is known of its training."""
-    folder = SHIPPED / run if is_shipped(run) else Path(run)
+    folder = SHIPPED / run if is_shipped(run) else path_of(run)
     return folder if (folder / "recipe.yaml").is_file() else None
 
 

@@ -15,12 +15,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vitreous.files import first_line, path_of, shorten
+from vitreous.files import first_line, one_line, path_of, shorten
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
-from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, message, read_config
+from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, read_config
 from vitreous.weights.maps import Description, Weights, whole
 from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
@@ -40,8 +40,6 @@ class Report(NamedTuple):
     """Name in the file -> name in our model, where queries, keys and values of some layouts share one."""
     left_out: dict[str, str]
     """Name in the file -> why."""
-    fresh: tuple[str, ...]
-    """Names in our model that the file did not fill: they are as `ViT` starts them."""
     new_head: str
     """Why the head is a new one; empty for the file's own."""
     resampled: tuple[tuple[int, int], tuple[int, int]] | None
@@ -61,8 +59,6 @@ class Report(NamedTuple):
             lines.append(f"left out: {shorten(names)}: {reason}")
         if self.new_head:
             lines.append(f"new head, which answers 0 for every class: {self.new_head}")
-        if rest := [name for name in self.fresh if not name.startswith("head.")]:
-            lines.append(f"not in the file, started afresh: {shorten(rest)}")
         if grids := self.resampled or self.computed:
             old, new = (f"{rows} x {columns}" for rows, columns in grids)
             told = f"positions resampled from a grid of {old} to {new}"
@@ -94,14 +90,13 @@ def load_weights(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     revision: str | None = None,
-    partial: bool = False,
 ) -> tuple[Bundle, Report]:
     """Read a checkpoint of timm, Hugging Face, torchvision, Google or our own into our model.
 
     arch: name of the architecture, in timm's or torchvision's words, for a file without a config.json beside it; with
     it, none is read. image_size: another than the checkpoint's; learned positions are resampled to it. num_classes:
     another number than the checkpoint's makes a new head (paper, section 3.2), and a checkpoint without head needs it.
-    revision: branch, tag or commit of a Hub repository. partial: leave out what does not fit instead of refusing it.
+    revision: branch, tag or commit of a Hub repository.
 
     The model is in evaluation mode, its weights float32. Raises ValueError, in one line, for anything else.
     """
@@ -110,7 +105,7 @@ def load_weights(
     weights = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
     layout = recognise(file, weights)
     said = describe(file, weights, layout, arch)
-    match = _match(file, weights, layout, said.model, partial)
+    match = _match(file, weights, layout, said.model)
 
     classes = said.model.num_classes if num_classes is None else num_classes
     new_head = ""
@@ -126,7 +121,7 @@ def load_weights(
         config = said.model.changed(**changes)
         preprocess = Preprocess.model_validate(said.preprocess.model_dump() | {"image_size": config.image_size})
     except ValidationError as error:
-        raise ValueError(f"{file}: {message(error)}") from error
+        raise ValueError(f"{file}: {one_line(error)}") from error
     if preprocess.channels != config.channels:
         raise ValueError(f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}")
 
@@ -140,12 +135,11 @@ def load_weights(
     model.load_state_dict(state, strict=False)  # all names are accounted for
     loaded = {name: home for name, home in match.loaded.items() if home in state}
     left_out = match.left_out | {name: "a new head takes its place" for name in match.loaded.keys() - loaded.keys()}
-    fresh = tuple(name for name in model.state_dict() if name not in state)
     named = bool(said.class_names) and not new_head
     names = said.class_names if named else tuple(map(str, range(classes)))
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
-    report = Report(str(source), layout.NAME, loaded, left_out, fresh, new_head, resampled, computed, preprocess, named)
+    report = Report(str(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named)
     return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
 
 
@@ -219,7 +213,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
         try:
             return from_google.from_weights(weights)
         except ValueError as error:
-            raise ValueError(f"{file}: {message(error)}") from error
+            raise ValueError(f"{file}: {one_line(error)}") from error
     path = file.with_name(CONFIG)
     config = _read_json(path)
     if config is None:
@@ -235,7 +229,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {message(error)}") from error
+        raise ValueError(f"{path}: {one_line(error)}") from error
     raise ValueError(f"{path} is no config of {layout.NAME}, whose names {file.name} has")
 
 
@@ -252,7 +246,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     return content
 
 
-def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, partial: bool) -> Match:
+def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) -> Match:
     """Account for every tensor of the file and of a model of this config. Raises ValueError for any fault."""
     with torch.device("meta"):
         expected = ViT(config).state_dict()
@@ -264,19 +258,13 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig, 
     misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
     left_out = {name: _why_left_out(name, layout) for name in weights if name not in homes}
     unexpected = [name for name, reason in left_out.items() if reason == UNEXPECTED]
-    if (missing or unexpected or misfits) and not partial:
+    if missing or unexpected or misfits:
         faults = [f"missing {shorten(missing)}"] if missing else []
         faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
         faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
         raise ValueError(f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one")
-    ours = {name: value for name, value in ours.items() if name not in misfits}
-    left_out |= {
-        name: misfits.get(home, SEPARATE) for name, home in homes.items() if name in weights and home not in ours
-    }
-    if not ours:
-        raise ValueError(f"{file} has nothing that fits its config or architecture")
     loaded = {name: homes[name] for name in weights if name not in left_out}
-    return Match(ours, loaded, left_out, all(name in ours for name in expected if _in_head(name)))
+    return Match(ours, loaded, left_out, has_head=not headless)
 
 
 def _misfit(value: Tensor, expected: Tensor | None) -> str:
