@@ -42,9 +42,9 @@ class Preprocess(BaseModel):
     image_size: Pair
     """(rows, columns), in pixels; one number means a square."""
     mean: tuple[float, ...]
-    """Of pixels scaled to 0..1, one value a channel; their number is the number of channels."""
+    """Mean of pixels scaled to 0..1, one value a channel; their number is the number of channels."""
     std: tuple[float, ...]
-    """Standard deviation of the same."""
+    """Standard deviation of pixels scaled to 0..1, one value a channel."""
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
     fit: Literal["crop", "squash"] = "crop"
     """`crop` resizes the shorter side and cuts out the centre; `squash` ignores the aspect ratio."""

@@ -54,15 +54,15 @@ class Augment(BaseModel):
     """Side of the images in the first part of the training, as a share of the model's, to whole patches: fewer tokens,
     and so more passes in the same time (Howard 2018, progressive resizing; Tan and Le 2021)."""
     shrink_until: Share = 0.5
-    """Share of the training after which images have their size."""
+    """Share of the training after which images that `augment.shrink` made smaller have the model's size."""
     mixup: NonNegativeFloat = 0.0
     """Alpha of the Beta(alpha, alpha) of mixup weights (Zhang et al. 2018)."""
     cutmix: NonNegativeFloat = 0.0
     """Alpha of the Beta(alpha, alpha) of cutmix areas (Yun et al. 2019). With mixup: half and half."""
     mix_probability: Share = 1.0
-    """Share of the images that are mixed."""
+    """Share of the images that mixup or cutmix mixes."""
     mix_until: Share = 1.0
-    """Share of the training after which nothing is mixed."""
+    """Share of the training after which mixup and cutmix mix no images."""
 
     @model_validator(mode="after")
     def _check(self) -> "Augment":

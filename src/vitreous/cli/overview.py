@@ -8,9 +8,9 @@ import typer
 
 def summary(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
-    image_size: Annotated[int | None, typer.Option(min=1, help="Pixels.")] = None,
-    channels: Annotated[int | None, typer.Option(min=1, help="Of an image.")] = None,
-    classes: Annotated[int | None, typer.Option(min=1, help="To tell apart.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Image side, in pixels.")] = None,
+    channels: Annotated[int | None, typer.Option(min=1, help="Colour channels.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Number of classes.")] = None,
 ) -> None:
     """Show a model layer by layer: shapes, parameters, FLOPs, memory."""
     from pydantic import ValidationError
@@ -95,7 +95,9 @@ def recipes(
 
 
 def settings(
-    part: Annotated[str, typer.Argument(metavar="PART", help="Of the name, such as optim, mix or model.pool.")] = "",
+    part: Annotated[
+        str, typer.Argument(metavar="PART", help="Part of a setting's name, such as optim, mix or model.pool.")
+    ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema of recipes, for editors.")] = False,
 ) -> None:
     """List what can be set as key=value: its default, the words it takes, what it means."""

@@ -61,13 +61,14 @@ class ViTConfig(BaseModel):
     """`linear` on flattened patches; `conv`, the same map as a strided convolution; `conv_stem`, overlapping 3 x 3
     convolutions, which learn from few images (Xiao et al. 2021; Hassani et al. 2021)."""
     stem_channels: tuple[PositiveInt, ...] = ()
-    """`conv_stem`: channels between its convolutions. The last of them have stride 2, as many as the patch size
-    asks for: patch size 4 with (32, 64) is 3x3 /1, 3x3 /2, 3x3 /2."""
+    """`conv_stem`: channels between its convolutions, the last of which have stride 2, as many as the patch size asks
+    for: patch size 4 with (32, 64) is 3x3 /1, 3x3 /2, 3x3 /2."""
     positions: Literal["learned", "sincos", "sincos_learned", "sincos2d", "rope"] = "learned"
-    """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started there and trained; `sincos2d`, fixed,
-    half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""
+    """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started as `sincos` and trained; `sincos2d`,
+    fixed, half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""
     position_tokens: Literal["class", "patches", "all"] = "class"
-    """Which tokens have a position besides the patches: the class token; none; or the registers, too."""
+    """Which tokens besides the patches have a position: `class`, the class token; `patches`, none; `all`, the registers
+    too."""
     pool: Literal["cls", "mean", "attention", "cls_mean"] = "cls"
     """What the head reads: the class token, the mean of the patch tokens, their learned weighted mean (sequence
     pooling, Hassani et al. 2021), or class token and mean side by side, 2 D wide (DINOv2, Oquab et al. 2024)."""
@@ -76,9 +77,9 @@ class ViTConfig(BaseModel):
     head_hidden: NonNegativeInt = 0
     """Width of the head's hidden tanh layer; 0: a linear head."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Of the tokens before each branch of a block and after the last (RMSNorm: Zhang and Sennrich 2019)."""
+    """Norm before each branch of a block and after the last block (RMSNorm: Zhang and Sennrich 2019)."""
     norm_eps: PositiveFloat = 1e-6
-    """Added to the variance before its root is taken."""
+    """What a norm adds to the variance before the root is taken."""
     qk_norm: bool = False
     """Normalise each head's queries and keys (Dehghani et al. 2023)."""
     layer_scale: PositiveFloat | None = None
@@ -88,14 +89,14 @@ class ViTConfig(BaseModel):
     bias: bool = True
     """Biases of the linear maps in the blocks."""
     qkv_bias: bool = True
-    """Those of queries, keys and values; False leaves them out where the other maps have theirs."""
+    """Biases of the maps to queries, keys and values; False leaves only these out."""
     gelu: Literal["exact", "tanh"] = "exact"
     """The MLP's GELU, or its approximation by tanh, which Flax and so the paper's code take for it."""
     zero_init: bool = False
     """Start both output projections of each block at zero, so that the blocks start as the identity."""
 
     dropout: Rate = 0.0
-    """After the positions and after every linear map but q, k and v (paper, appendix B.1)."""
+    """Dropout after the positions and after every linear map but those to q, k and v (paper, appendix B.1)."""
     drop_path: Rate = 0.0
     """Stochastic depth: share of images that skip a branch of the last block; rises linearly from 0 at the first."""
 

@@ -51,10 +51,12 @@ class StartOptions(Section):
     revision: str | None = None
     """Branch, tag or commit of a Hub repository."""
     probe: bool = False
-    """Leave them as they are and fit a new head alone, by logistic regression on features that are computed once."""
+    """Leave the starting weights as they are and fit only a new head, by logistic regression on features that are
+    computed once."""
     probe_first: bool = False
-    """Train everything, from such a head: one of zeros would pull at features that are good already (Kumar et al.
-    2022, arXiv 2202.10054). A head that is kept, because its classes are the data's, stays as it is."""
+    """Fit the head first, as `start.probe` does, then train everything: a head of zeros would distort features that
+    are already good (Kumar et al. 2022, arXiv 2202.10054). A head that is kept, because its classes are the data's,
+    stays as it is."""
 
     @model_validator(mode="after")
     def _check(self) -> "StartOptions":
@@ -69,25 +71,25 @@ class DataOptions(Section):
     source: str | None = None
     """What `vitreous train` is given as DATA: a name, a file or a folder."""
     val_fraction: Fraction = 0.1
-    """Share of the training images held out for validation, stratified; ignored where the data has its own.
-    0: train on everything and keep the last step."""
+    """Share of the training images held out for validation, stratified; ignored where the data has a validation split
+    of its own. 0: train on everything and keep the last step."""
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of that split: its own, so that runs of different `seed` are judged on the same images. Of folds it is
-    `seed`, unless this is given."""
+    """Seed of the validation split, separate from `seed` so that runs with other seeds are judged on the same images.
+    Cross-validation uses `seed`, unless this is given."""
     group: str | None = None
     """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
-    table or of parquet files, in which they have the same; or a regular expression that finds the same in their paths
-    (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg. For validation one of
-    round(1 / `val_fraction`) parts of equal size is held out."""
+    table or of parquet files, in which they have the same value; or a regular expression that finds the same text in
+    their paths (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg. For validation one
+    of round(1 / `val_fraction`) parts of equal size is held out."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
     """Keep training images at so many times the model's size, so that what `augment.crop_scale` cuts out is sharp. A
     crop of more than twice the model's side aliases fine patterns."""
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Side of the centre that is cut out of images to be judged, as a share of the image's. Random crops magnify: with
-    the mean side of theirs, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to
-    start from bring their own, and what crops are cut from is that centre then."""
+    """Side of the centre that is cut out of images to be judged, as a share of the image's side. Random crops magnify:
+    with their mean side here, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to
+    start from bring their own fraction, and random crops are cut from that centre then."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
     memory_budget: PositiveFloat = 4.0
@@ -101,7 +103,7 @@ class DataOptions(Section):
     """Cross-validate: the training images in so many stratified parts, by `split_seed`; a run for each of them is
     tested on it and trained on the others."""
     fold: PositiveInt | None = None
-    """The one of these runs that this is, from 1."""
+    """Which fold of `data.folds` this run holds out for testing, from 1."""
 
     @property
     def resident_bytes(self) -> int:
@@ -152,7 +154,7 @@ class OptimOptions(Section):
     warmup: Fraction = 0.05
     """Share of all steps over which the rate rises linearly to its peak."""
     final_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Where cosine and linear end, as a share of the peak."""
+    """Rate at the end of the cosine and linear schedules, as a share of the peak."""
     clip: PositiveFloat | None = 1.0
     """Largest norm of the whole gradient."""
     label_smoothing: Fraction = 0.0

@@ -35,7 +35,7 @@ class Recipe(Section):
     for all of them, the schedule is run through within it, by the clock, with time left for a last validation as long
     as the longest so far."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the start weights, the order of the images, the augmentation and dropout."""
+    """Seed of the starting weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16", "float16"] = "auto"
     """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32. `float16`:
     the same in float16, with scaled gradients, for GPUs older than bf16."""
