@@ -214,9 +214,9 @@ def test_explain_names_what_is_no_image(vitreous, work, tmp_path):
     bad.write_text("x")
     code, out, err = vitreous("explain", "run", bad, "photos/test/ant/000.png", "--out", tmp_path / "maps")
     assert code == 2 and len(out.splitlines()) == 1
-    assert err == f"vitreous: {bad}: no picture of a kind that Pillow knows\n"
+    assert err == f"vitreous: {bad}: not an image format that Pillow reads\n"
     code, _, err = vitreous("walk", "run", bad, "--out", tmp_path / "walk.html")
-    assert code == 2 and err == f"vitreous: {bad}: no picture of a kind that Pillow knows\n"
+    assert code == 2 and err == f"vitreous: {bad}: not an image format that Pillow reads\n"
 
 
 def test_look_draws_the_model_with_its_own_images(vitreous, tmp_path):
@@ -384,7 +384,7 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert wrong and all(row["probability"] > row["probability_of_class"] for row in wrong)
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos/test")
-    assert code == 0 and out.endswith("photos/test has no splits to choose from: its images were judged\n")
+    assert code == 0 and out.endswith("photos/test has only one split: all its images were judged\n")
     code, out, _ = vitreous("evaluate", "run", "photos/test", "--out", tmp_path / "given")
     assert list(json.loads((tmp_path / "given" / "results.json").read_text())) == ["given"]
     assert "judged on the 12 given images of photos/test" in (tmp_path / "given" / "report.html").read_text()
@@ -415,7 +415,7 @@ def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path)
     (tmp_path / "bad.png").write_text("no picture")
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
     code, out, err = vitreous("predict", "run", tmp_path, "photos/test/ant/000.png")
-    assert code == 2 and err == f"vitreous: {tmp_path}/bad.png: no picture of a kind that Pillow knows\n"
+    assert code == 2 and err == f"vitreous: {tmp_path}/bad.png: not an image format that Pillow reads\n"
     assert [line.partition(": ")[0] for line in out.splitlines()] == [f"{tmp_path}/good.png", "photos/test/ant/000.png"]
 
 
@@ -434,7 +434,7 @@ def test_a_broken_training_image_is_one_line_and_the_way_out_works(vitreous, wor
     command = ["train", photos, "--recipe", work / "r.yaml", "--out", tmp_path / "run"]
     code, _, err = vitreous(*command)
     assert code == 2 and err == (
-        f"vitreous: {photos}/bee/bad.png: no picture of a kind that Pillow knows: repair or remove it, or skip it: "
+        f"vitreous: {photos}/bee/bad.png: not an image format that Pillow reads: repair or remove it, or skip it: "
         "data.skip_broken=true to train, else --skip-broken\n"
     )
     code, out, err = vitreous(*command, "data.skip_broken=true")
@@ -546,8 +546,8 @@ def test_a_run_is_not_overwritten(vitreous, work):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("train nowhere", "'nowhere' is no file or folder here and no known set: give a path, digits"),
-        ("train digit", "'digit' is no file or folder here and no known set: did you mean 'digits'? give a path"),
+        ("train nowhere", "'nowhere' is not a file or folder here, nor a known set: give a path, digits"),
+        ("train digit", "'digit' is not a file or folder here, nor a known set: did you mean 'digits'? give a path"),
         ("train epochs=3", "nothing to train on: give DATA"),
         ("train digits epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("train digits epochs", "'epochs' is not key=value"),
@@ -558,12 +558,12 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train digits data.source=mnist", "digits and data.source=mnist are two values of data.source: give one"),
         ("train digits seed=3 --seed 4", "4 and seed=3 are two values of seed: give one"),
         ("train digits --from a start.weights=b", "a and start.weights=b are two values of start.weights: give one"),
-        ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not here: "),
+        ("train photos --recipe r.yaml --device cuda:99", "device 'cuda:99' is not available: "),
         ("train photos --recipe r.yaml model.num_classes=4", "model.num_classes is 4 but the data has 3 classes"),
         ("train photos --recipe r.yaml data.val_fraction=0.99", "a validation fraction of 0.99 leaves no image"),
         ("train photos --from nowhere", "no model 'nowhere' here: give a run folder"),
-        ("train photos --from photos/test/ant/000.png", "photos/test/ant/000.png is no weight file"),
-        ("train photos --arch B", "--arch B says something of the weights of --from: give those, too"),
+        ("train photos --from photos/test/ant/000.png", "photos/test/ant/000.png is not a weight file"),
+        ("train photos --arch B", "--arch B describes the weights given by --from: give --from too"),
         ("train photos --recipe finetune", "start.probe_first is for trained weights: give some with --from"),
         ("train photos --recipe r.yaml --from run model.dim=32", "model.dim is 32, but that of run is 16: leave"),
         ("embed run --split holdout", "photos has no split 'holdout'"),
@@ -572,7 +572,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
         ("evaluate nowhere", "no model 'nowhere' here: give a run folder"),
         ("evaluate photos", "photos holds no weight file: give one of them, or a folder with model.safetensors"),
-        ("evaluate run nowhere", "'nowhere' is no file or folder here"),
+        ("evaluate run nowhere", "'nowhere' is not a file or folder here"),
         ("evaluate run --split holdout", "photos has no split 'holdout': use train or val or test"),
         ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
         ("evaluate run --out r.yaml", "r.yaml is a file: name a folder with --out"),
@@ -591,7 +591,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),
         *(
-            (f"{command} --device abacus", "device 'abacus' is not here: use ")
+            (f"{command} --device abacus", "device 'abacus' is not available: use ")
             for command in (
                 "predict run photos", "evaluate run", "embed run", "look run", "explain run photos/test/ant/000.png",
                 "walk run photos/test/ant/000.png", "train photos --recipe r.yaml --folds 2",
@@ -890,14 +890,16 @@ def test_a_summary_of_a_name_of_two_says_which_it_is(vitreous, tmp_path, monkeyp
 
     tiny_bundle().save(tmp_path / "digits")
     monkeypatch.setattr(bundle, "SHIPPED", tmp_path)
-    said = f"of recipe digits; of the trained model: vitreous summary {tmp_path}/digits\n"
+    said = f"showing the recipe digits; for the trained model: vitreous summary {tmp_path}/digits\n"
     assert vitreous("summary", "digits")[1].startswith(said)
-    assert "of recipe" not in vitreous("summary", tmp_path / "digits")[1]
+    assert "showing the recipe" not in vitreous("summary", tmp_path / "digits")[1]
 
 
 def test_a_summary_says_what_are_stand_ins(vitreous):
     _, out, _ = vitreous("summary", "r.yaml", "--channels", 1)
-    line = "r.yaml leaves to its data, which is not here, what are stand-ins below: give --image-size, --classes\n"
+    line = (
+        "r.yaml takes these from its data, which is not here; stand-ins are used below: give --image-size, --classes\n"
+    )
     assert out.startswith(line)
     for arguments in (["digits"], ["S/16"], ["r.yaml", "--image-size", 8, "--channels", 1, "--classes", 3]):
         assert "stand-ins" not in vitreous("summary", *arguments)[1]

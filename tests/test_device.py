@@ -30,13 +30,13 @@ def test_auto_is_the_gpu_where_there_is_one(only_cpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device().type == "cuda" and pick_device("cpu") == CPU
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match=r"^device 'cuda:2' is not here: there are 2, from cuda:0$"):
+    with pytest.raises(ValueError, match=r"^device 'cuda:2' is not available: there are 2, from cuda:0$"):
         pick_device("cuda:2")
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "meta", "gpu", "", "cuda:x"])
 def test_a_device_that_is_not_here_is_refused_with_those_that_are(only_cpu, name):
-    with pytest.raises(ValueError, match=rf"^device '{name}' is not here: use cpu or auto$"):
+    with pytest.raises(ValueError, match=rf"^device '{name}' is not available: use cpu or auto$"):
         pick_device(name)
 
 

@@ -50,7 +50,7 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
 
 def test_a_gpu_older_than_bf16_is_told_of_float16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    advice = "this GPU has no units for bf16, so that auto is float32: precision=float16 may train faster"
+    advice = "this GPU has no bf16 units, so auto means float32: precision=float16 may train faster"
     for fast in (False, True):
         monkeypatch.setattr(doctor, "has_fast_bf16", lambda device, fast=fast: fast)
         assert (advice in doctor.findings()) is not fast

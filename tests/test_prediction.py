@@ -75,7 +75,7 @@ def test_the_bytes_of_a_file_and_its_picture_are_answered_as_the_file(bundle, fi
         assert [answer[1:] for answer in ask(bundle, asked)] == [answer[1:] for answer in from_files]
     broken = []
     assert ask(bundle, b"no image", broken=broken) == []
-    assert list(map(str, broken)) == ["the image: no picture of a kind that Pillow knows"]
+    assert list(map(str, broken)) == ["the image: not an image format that Pillow reads"]
 
 
 def test_probabilities_are_those_at_the_bundles_temperature(bundle, files):
@@ -127,7 +127,7 @@ def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_
     expected = ask(bundle, files[:4], batch_size=2)
     assert [(answer.image, answer.classes) for answer in found] == [answer[:2] for answer in expected]
     assert [type(error) for error in broken] == [BrokenImage, BrokenImage]
-    assert str(broken[0]) == f"{bad}: no picture of a kind that Pillow knows"
+    assert str(broken[0]) == f"{bad}: not an image format that Pillow reads"
     assert str(broken[1]) == f"{missing}: No such file or directory"
 
 

@@ -28,7 +28,7 @@ from vitreous.report.pictures import heated, picture
 from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
-UNKNOWN = "the image: no picture of a kind that Pillow knows"
+UNKNOWN = "the image: not an image format that Pillow reads"
 
 
 def encoded(count):
@@ -86,7 +86,7 @@ def test_the_page_shows_each_answer_with_its_evidence(client, bundle):
         assert places == sorted(places)
         before = places[-1]
     assert text.count("data:image/png") == 6 and "by integrated gradients" in text
-    assert "&lt;x&gt;.txt: no picture of a kind that Pillow knows" in text
+    assert "&lt;x&gt;.txt: not an image format that Pillow reads" in text
     assert "<bee>" not in text and "<0>" not in text and "<script" not in text
 
 
@@ -171,12 +171,12 @@ def test_requests_are_answered_one_after_the_other(client, monkeypatch):
 
 
 def test_a_device_that_is_not_there_is_told_before_the_first_request(bundle):
-    with pytest.raises(ValueError, match=r"^device 'cuda:7' is not here"):
+    with pytest.raises(ValueError, match=r"^device 'cuda:7' is not available"):
         Service(bundle, name="x", device="cuda:7")
 
 
 def test_a_model_that_reads_no_pictures_is_not_served():
-    with pytest.raises(ValueError, match=r"^the model reads 4 channels: serve takes one of pictures, 1 or 3$"):
+    with pytest.raises(ValueError, match=r"^the model reads 4 channels: serve needs a model with 1 or 3 channels$"):
         Service(tiny_bundle(channels=4), name="x")
 
 
@@ -268,7 +268,7 @@ def server(tmp_path, bundle):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         try:
             line = process.stdout.readline()
-            port = re.fullmatch(r"http://127\.0\.0\.1:(\d+) answers by \.; Ctrl-C ends it\n", line)[1]
+            port = re.fullmatch(r"http://127\.0\.0\.1:(\d+) serves \.; Ctrl-C stops it\n", line)[1]
             yield process, ("127.0.0.1", int(port))
         finally:
             process.kill()

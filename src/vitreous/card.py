@@ -79,7 +79,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
 def finished(run: Path) -> dict[str, Any]:
     """The results of a run. Raises ValueError for one that has none yet."""
     if not (run / "results.json").is_file():
-        raise ValueError(f"{run} is no finished run: train it to the end")
+        raise ValueError(f"{run} is not a finished run: train it to the end")
     return read_json(run / "results.json")
 
 

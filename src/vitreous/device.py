@@ -32,9 +32,9 @@ def pick_device(name: str = "auto") -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in available:
-        raise ValueError(f"device '{name}' is not here: use {', '.join(available)} or auto")
+        raise ValueError(f"device '{name}' is not available: use {', '.join(available)} or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device '{name}' is not here: there are {torch.cuda.device_count()}, from cuda:0")
+        raise ValueError(f"device '{name}' is not available: there are {torch.cuda.device_count()}, from cuda:0")
     if device.type == "cpu":
         keep_memory()
     return device

@@ -70,7 +70,7 @@ def findings() -> list[str]:
     if not has_fast_bf16(torch.device("cpu")) and not torch.cuda.is_available():
         found.append("this processor has no fast bf16 and there is no GPU: training runs in float32")
     if torch.cuda.is_available() and not has_fast_bf16(torch.device("cuda")):
-        found.append("this GPU has no units for bf16, so that auto is float32: precision=float16 may train faster")
+        found.append("this GPU has no bf16 units, so auto means float32: precision=float16 may train faster")
     if installed("torchvision"):
         try:
             import torchvision  # noqa: F401

@@ -66,7 +66,9 @@ class Service:
         self.bundle, self.name, self.device, self.on_answer = Bundle.of(run), as_text(name), device, on_answer
         self.config = self.bundle.model.config
         if self.config.channels not in (1, 3):
-            raise ValueError(f"the model reads {self.config.channels} channels: serve takes one of pictures, 1 or 3")
+            raise ValueError(
+                f"the model reads {self.config.channels} channels: serve needs a model with 1 or 3 channels"
+            )
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a device that is not there is told now

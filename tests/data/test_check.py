@@ -80,7 +80,7 @@ def test_files_of_several_pages_are_named(tmp_path):
     image_set = load(folder)
     findings = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8))
     stack = folder / "b" / "stack.tif"
-    assert findings == [f"files of several pages are read by their first alone, such as {stack}"]
+    assert findings == [f"only the first page of multi-page files is read, such as {stack}"]
     stack.unlink()
     pages[0].save(folder / "b" / "camera.jpg", "MPO", save_all=True, append_images=pages[1:])  # with a preview
     image_set = load(folder)

@@ -54,8 +54,8 @@ def test_digits_are_built_in_with_a_fixed_test_split():
     [
         ("cifar-10", "did you mean 'cifar10'"),
         ("minst", "did you mean 'mnist'"),
-        ("no/such/folder", "no file or folder here and no known set: give a path, digits, mnist, fashion-mnist"),
-        ("", "no known set"),
+        ("no/such/folder", "not a file or folder here, nor a known set: give a path, digits, mnist, fashion-mnist"),
+        ("", "nor a known set"),
     ],
 )
 def test_an_unknown_source_is_one_line_with_the_ways_out(name, reason):
@@ -536,7 +536,7 @@ def test_a_folder_is_found_among_the_users_sets_by_its_name_unless_one_is_here(t
     made = load("stripes")
     assert made.name == made.source == "stripes" and len(made.train) == 12
     for name in ("sets/stripes", "../stripes", "spots"):
-        with pytest.raises(ValueError, match="no file or folder here and no known set"):
+        with pytest.raises(ValueError, match="not a file or folder here, nor a known set"):
             load(name)
     write_images(tmp_path / "here" / "stripes", 2)
     assert len(load("stripes").train) == 6

@@ -203,7 +203,7 @@ def test_pictures_of_another_model_go_and_foreign_ones_stay(tmp_path):
 
 
 def test_data_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'nowhere' is no file or folder here"):
+    with pytest.raises(ValueError, match="'nowhere' is not a file or folder here"):
         look(tiny_bundle(), "nowhere", out=tmp_path, device="cpu")
     with pytest.raises(ValueError, match="count is 0: it must be at least 1"):
         look(tiny_bundle(), count=0, out=tmp_path)

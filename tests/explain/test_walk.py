@@ -126,7 +126,7 @@ def test_short_code_is_open_and_long_code_waits_for_a_click():
 def test_what_is_no_image_is_one_line(tmp_path):
     bad = tmp_path / "x.png"
     bad.write_text("x")
-    with pytest.raises(ValueError, match=r"x\.png: no picture of a kind that Pillow knows"):
+    with pytest.raises(ValueError, match=r"x\.png: not an image format that Pillow reads"):
         walk(tiny_bundle(), bad, out=tmp_path / "page.html", device="cpu")
     assert not (tmp_path / "page.html").exists()
 

@@ -95,7 +95,7 @@ REFUSED = [
     ),
     (
         STEM | {"patch_size": (2, 8), "stem_channels": (8,)},
-        "conv_stem has 2 convolutions, but patch size 8 needs 3 of stride 2: give 2 or more stem_channels",
+        "conv_stem needs 3 convolutions of stride 2 for patch size 8, but has 2: give 2 or more stem_channels",
     ),
     ({"dim": 4, "heads": 1, "mlp_ratio": 0.1}, "mlp_ratio 0.1 leaves no hidden unit at dim 4"),
     ({"mlp_ratio": float("inf")}, "finite"),

@@ -80,9 +80,9 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
     for file in ("results.json", "recipe.yaml", "data.json"):
         if file != name:
             (tmp_path / file).write_bytes((runs / "a" / file).read_bytes())
-    with pytest.raises(ValueError, match=rf"^{tmp_path} is no finished run, it has no {name}: train it to the end"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is not a finished run, it has no {name}: train it to the end"):
         read_run(tmp_path)
-    with pytest.raises(ValueError, match=r"^nowhere is no finished run"):
+    with pytest.raises(ValueError, match=r"^nowhere is not a finished run"):
         read_run("nowhere")
 
 
@@ -108,7 +108,7 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert spread in (tmp_path / "c.html").read_text()
     (tmp_path / "cv" / "results.json").unlink()
-    with pytest.raises(ValueError, match=r"cv is no finished run, it has no results\.json: train it to the end"):
+    with pytest.raises(ValueError, match=r"cv is not a finished run, it has no results\.json: train it to the end"):
         read_run(tmp_path / "cv")
 
 
@@ -164,7 +164,7 @@ def test_runs_on_other_images_are_told_apart(vitreous, runs, tmp_path):
     named = replace(read_run(larger), data=read_run(larger).data | {"name": "dots"})
     assert judged_apart([run, named]).startswith("They were not judged on the same test images")
     compare_page(tmp_path / "c.html", [run, read_run(other)])  # such as folds, of one name
-    differ = "They were not judged on the same test images, so that their figures do not compare."
+    differ = "They were not judged on the same test images, so their figures cannot be compared."
     assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""
     assert vitreous("compare", runs / "a", other)[1].endswith(f"{differ}\n")
 
@@ -191,7 +191,7 @@ def test_the_command_prints_both_tables_and_writes_the_page(vitreous, runs, tmp_
     assert (code, err) == (0, "") and "augment.shift" in out and "test top-1" in out
     assert f"comparison: {tmp_path / 'new' / 'c.html'}" in out and (tmp_path / "new" / "c.html").exists()
     assert vitreous("compare", "a", "nowhere")[::2] == (
-        2, "vitreous: nowhere is no finished run, it has no results.json: train it to the end, or leave it out\n",
+        2, "vitreous: nowhere is not a finished run, it has no results.json: train it to the end, or leave it out\n",
     )  # fmt: skip
     code, _, err = vitreous("compare", "a", "--out", tmp_path)
     assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")

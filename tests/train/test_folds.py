@@ -123,8 +123,8 @@ def test_what_belongs_together_is_held_out_together(animals):
 @pytest.mark.parametrize(
     ("group", "folds", "message"),
     [
-        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' is no column, and finds nothing in .*cat0_0.png: use another"),
-        ("animals", 3, "all images of class 'cat' are of one group by data.group 'animals', so that none can be held"),
+        (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' is not a column, and finds nothing in .*cat0_0.png: use another"),
+        ("animals", 3, "all images of class 'cat' fall into one group of data.group 'animals', so none can be held"),
         (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
     ],
 )
@@ -143,8 +143,8 @@ def test_a_class_smaller_than_the_folds_is_named():
     ("data", "reason"),
     [
         ({"folds": 1}, "greater than or equal to 2"),
-        ({"folds": 3, "fold": 4}, "fold 4 is not within the folds, which are 3"),
-        ({"fold": 1}, "fold 1 is not within the folds, which are None: give data.folds too"),
+        ({"folds": 3, "fold": 4}, "data.fold is 4, but data.folds is 3: choose 1 to 3"),
+        ({"fold": 1}, "data.fold is 1, but data.folds is not given: give data.folds too"),
     ],
 )
 def test_bad_folds_are_refused(data, reason):

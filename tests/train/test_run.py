@@ -313,7 +313,7 @@ def test_a_run_from_a_given_model_says_so(trained):
     run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
     assert run.results["start"] == {"weights": None}
     assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
-    with pytest.raises(ValueError, match="a model that is given and the recipe's start are two"):
+    with pytest.raises(ValueError, match="model= and recipe.start both give starting weights"):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
 
 
@@ -1022,7 +1022,7 @@ def test_a_start_that_failed_is_in_nobodys_way(trained, tmp_path):
     data = load(write_images(tmp_path / "photos", 12))
     (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
     broken = load(tmp_path / "photos")
-    with pytest.raises(ValueError, match=r"ant/bad\.png: no picture of a kind that Pillow knows"):
+    with pytest.raises(ValueError, match=r"ant/bad\.png: not an image format that Pillow reads"):
         trained(tiny_recipe(epochs=1), broken)
     assert trained(tiny_recipe(epochs=1), data).results["test"] is None
 
@@ -1244,10 +1244,10 @@ def test_what_a_run_began_with_stays_its_environment(trained):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"epochs": 50, "patience": 2}, "ended after epoch 3 of 50: 2 epochs without a better top1"),
+        ({"epochs": 50, "patience": 2}, "ended after epoch 3 of 50: 2 epochs without a better top-1"),
         (
             {"epochs": 50, "patience": 2, "best_by": "f1_macro"},
-            "ended after epoch 3 of 50: 2 epochs without a better f1_macro",
+            "ended after epoch 3 of 50: 2 epochs without a better F1, macro",
         ),
         ({"epochs": 50, "patience": 9, "time_limit": 4}, "ended after epoch 1 of 50: the time limit of 4 s"),
         ({"epochs": 3, "patience": 2}, None),

@@ -364,7 +364,7 @@ def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch)
     (tmp_path / "📷").mkdir()
     recipe, _, _ = choose_recipe("digits", "probe", start_settings("📷", None, None))
     assert recipe.start.weights == str(tmp_path / "📷")
-    with pytest.raises(ValueError, match="--arch deit says something of the weights of --from"):
+    with pytest.raises(ValueError, match="--arch deit describes the weights given by --from"):
         start_settings(None, "deit", None)
 
 

@@ -296,13 +296,13 @@ def test_a_bare_file_needs_a_config_or_its_architecture(folder, monkeypatch):
 
 def test_a_config_of_another_library_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    assert refused(folder) == f"{folder / 'config.json'} is no config of timm, whose names model.safetensors has"
+    assert refused(folder) == f"{folder / 'config.json'} is not a config of timm, whose names model.safetensors has"
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "is no JSON: "),
+        ("{", "is not JSON: "),
         ("[]", "holds no JSON object but list"),
         ('{"architecture": "resnet50"}', "timm's 'resnet50' is not one of the models that can be read: "),
         (
@@ -323,7 +323,7 @@ def test_a_config_that_says_nothing_of_use_is_refused(folder, text, reason):
 def test_names_of_no_known_library_are_refused(folder):
     save_file({"conv1.weight": torch.zeros(2), "fc.weight": torch.zeros(2)}, folder / "model.safetensors")
     assert refused(folder) == (
-        f"{folder / 'model.safetensors'} is no ViT of Vitreous, timm, Hugging Face, torchvision, Google: "
+        f"{folder / 'model.safetensors'} is not a ViT of Vitreous, timm, Hugging Face, torchvision, Google: "
         "its tensors are conv1.weight, fc.weight"
     )
 
@@ -375,7 +375,7 @@ def test_an_npz_that_would_run_code_is_refused_and_runs_nothing(tmp_path, kind):
         file.write_bytes(pickle.dumps({"embedding/kernel": Bomb(mark)}))
     reason = {
         "object array": "is refused: it holds more than tensors, and loading it could run code ('embedding/kernel'",
-        "pickle named npz": "is damaged or no .npz file: it is no zip archive",
+        "pickle named npz": "is damaged or not a .npz file: it is not a zip archive",
     }
     assert refused(file).startswith(f"{file} {reason[kind]}") and not mark.exists()
 
@@ -400,7 +400,7 @@ LIES = {
     ),
     "a type that there is not": safetensors_bytes({"a": {"dtype": "F33", "shape": [16], "data_offsets": [0, 64]}}),
     "a header longer than the file": struct.pack("<Q", 1 << 60) + b"{}",
-    "a header that is no JSON": struct.pack("<Q", 8) + b"nonsense",
+    "a header that is not JSON": struct.pack("<Q", 8) + b"nonsense",
     "nothing": b"",
 }
 
@@ -408,7 +408,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_safetensors_header_that_lies_is_one_clear_error(folder, lie):
     (folder / "model.safetensors").write_bytes(LIES[lie])
-    assert refused(folder).startswith(f"{folder / 'model.safetensors'} is damaged or no .safetensors file: ")
+    assert refused(folder).startswith(f"{folder / 'model.safetensors'} is damaged or not a .safetensors file: ")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "weights.pth", "ViT.npz"])
@@ -420,14 +420,14 @@ def test_a_truncated_file_is_one_clear_error(folder, name, damage):
     elif name == "ViT.npz":
         np.savez(file, **{key: value.numpy() for key, value in weights.items()})
     file.write_bytes(damage(file.read_bytes()))
-    assert refused(file).startswith((f"{file} is damaged or no {file.suffix} file: ", f"{file} is refused: "))
+    assert refused(file).startswith((f"{file} is damaged or not a {file.suffix} file: ", f"{file} is refused: "))
 
 
 def test_an_npz_header_that_lies_is_one_clear_error(tmp_path):
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,)}".ljust(117) + "\n"
     with zipfile.ZipFile(tmp_path / "ViT.npz", "w") as archive:
         archive.writestr("embedding/kernel.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode())
-    assert refused(tmp_path / "ViT.npz").startswith(f"{tmp_path / 'ViT.npz'} is damaged or no .npz file: ")
+    assert refused(tmp_path / "ViT.npz").startswith(f"{tmp_path / 'ViT.npz'} is damaged or not a .npz file: ")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -453,8 +453,8 @@ def test_bytes_at_random_never_load_in_part(folder, name, seed):
     [
         ([torch.zeros(2)], "holds no weights: expected a dict of tensors, got list"),
         ({}, "holds no weights: expected a dict of tensors, got dict"),
-        ({"head.weight": 3}, "is no dict of tensors: 'head.weight' is int"),
-        ({3: torch.zeros(2)}, "is no dict of tensors: '3' is Tensor"),
+        ({"head.weight": 3}, "is not a dict of tensors: 'head.weight' is int"),
+        ({3: torch.zeros(2)}, "is not a dict of tensors: '3' is Tensor"),
         (torch.zeros(2), "holds no weights: expected a dict of tensors, got Tensor"),
     ],
 )
@@ -465,7 +465,9 @@ def test_a_file_of_something_else_is_refused(folder, content, reason):
 
 def test_a_file_of_another_kind_is_refused(folder):
     (folder / "weights.h5").write_bytes(b"x")
-    assert refused(folder / "weights.h5").endswith("is no weight file: give one of .safetensors, .pt, .pth, .bin, .npz")
+    assert refused(folder / "weights.h5").endswith(
+        "is not a weight file: give one of .safetensors, .pt, .pth, .bin, .npz"
+    )
 
 
 # --- for real ---

@@ -42,7 +42,7 @@ def evaluate(
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if judged.name == "given":
-        print(f"{data} has no splits to choose from: its images were judged")
+        print(f"{data} has only one split: all its images were judged")
     elif split is None and judged.name != "test":
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
@@ -121,7 +121,7 @@ def serve(
     with listen(host, port) as listener:
         service = Service(asked_model(run, arch, revision), **options)
         at = f"[{host}]" if ":" in host else host
-        print(f"http://{at}:{listener.getsockname()[1]} answers by {run}; Ctrl-C ends it", flush=True)
+        print(f"http://{at}:{listener.getsockname()[1]} serves {run}; Ctrl-C stops it", flush=True)
         with suppress(KeyboardInterrupt):
             answer(service, listener)
 

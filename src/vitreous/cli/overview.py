@@ -31,7 +31,7 @@ def summary(
         fields = {"size": model}
     elif model in recipe_names() or Path(model).is_file():
         if (SHIPPED / model / CONFIG).is_file():
-            print(f"of recipe {model}; of the trained model: vitreous summary {SHIPPED / model}")
+            print(f"showing the recipe {model}; for the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
         if recipe.start != StartOptions() and "dim" not in recipe.model.model_fields_set:
             raise ValueError(
@@ -50,7 +50,7 @@ def summary(
     fields |= chosen
     if without_data and (left := [key for key in given if key not in fields]):
         options = ", ".join("--" + key.removeprefix("num_").replace("_", "-") for key in left)
-        print(f"{model} leaves to its data, which is not here, what are stand-ins below: give {options}")
+        print(f"{model} takes these from its data, which is not here; stand-ins are used below: give {options}")
     try:
         config = ViTConfig(**fields)
     except ValidationError as error:

@@ -36,11 +36,16 @@ def export(
         f"{took['after']:.3g} after"
     )
     if (folder / EXAMPLE).exists():
-        print(f"{EXAMPLE} and {PICTURE} hold one of your images, to check a port by: delete them where it must not go")
+        print(
+            f"{EXAMPLE} and {PICTURE} contain one of your images, for checking a port: delete both if that image must "
+            "not be shared"
+        )
     elif form in GRAPHS:
-        print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others by --data")
+        print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others with --data")
     if form == "int8" and "top1" not in receipt:
-        print("what rounding costs in top-1 was not measured, as the run's images are not here: name others by --data")
+        print(
+            "what rounding costs in top-1 was not measured, as the run's images are not here: name others with --data"
+        )
 
 
 def push(

@@ -25,7 +25,7 @@ def check(
     """
     findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
     if (stack := _stack(image_set.train.images)) is not None:
-        findings.append(f"files of several pages are read by their first alone, such as {stack}")
+        findings.append(f"only the first page of multi-page files is read, such as {stack}")
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     if not isinstance(train.images, ArrayImages):
@@ -34,8 +34,8 @@ def check(
     brightest = train.images.pixels[train.images.rows[rows]].max()
     if brightest <= DARK:
         findings.append(
-            f"of {len(rows)} images no pixel is brighter than {brightest} of 255, so that few levels are left: stretch "
-            "them first, all by one factor, as levels of 12 or 14 bits in files of 16 need"
+            f"of {len(rows)} images no pixel is brighter than {brightest} of 255, so few gray levels are left: "
+            "if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
         )
     hashes = _hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)

@@ -187,8 +187,8 @@ class ImageSet:
         for label, count in enumerate(of_class):
             if count == 1:
                 raise ValueError(
-                    f"all images of class '{self.class_names[label]}' are of one group by data.group '{pattern}', so "
-                    "that none can be held out: use another"
+                    f"all images of class '{self.class_names[label]}' fall into one group of data.group "
+                    f"'{pattern}', so none can be held out: use another"
                 )
             if split == "test" and 0 < count < parts:
                 raise ValueError(
@@ -214,7 +214,7 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
     found = []
     for name in map(images.describe, range(len(images))):
         if not (match := re.search(pattern, name)):
-            raise ValueError(f"data.group '{pattern}' is no column, and finds nothing in {name}: use another")
+            raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
         found.append(match[1] if match.re.groups else match[0])
     return np.array(found)
 

@@ -48,7 +48,7 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
         image_set = _from_path(kept, name, name, label)
     else:
         raise ValueError(
-            f"'{source}' is no file or folder here and no known set: {did_you_mean(name, NAMED)}"
+            f"'{source}' is not a file or folder here, nor a known set: {did_you_mean(name, NAMED)}"
             f"give a path, {', '.join(NAMED)} or hf:owner/name"
         )
     source = image_set.source if label is None else f"{image_set.source}:{label}"

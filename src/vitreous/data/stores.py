@@ -291,7 +291,7 @@ def as_text(name: str | Path) -> str:
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return "no picture of a kind that Pillow knows"
+        return "not an image format that Pillow reads"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than the {2 * Image.MAX_IMAGE_PIXELS:,} pixels that Pillow opens: make it smaller"
     if isinstance(error, IsADirectoryError):

@@ -176,7 +176,8 @@ def batch_size(config: ViTConfig) -> int:
 def class_index(name: str, class_names: Sequence[str]) -> int:
     """Where a class is among the model's. Raises ValueError for one that is not there."""
     if class_names.count(name) > 1:
-        raise ValueError(f"the model has {class_names.count(name)} classes '{name}': it cannot be told which is meant")
+        count = class_names.count(name)
+        raise ValueError(f"the model has {count} classes named '{name}', which a name cannot tell apart")
     if name in class_names:
         return class_names.index(name)
     hint = did_you_mean(name, class_names)

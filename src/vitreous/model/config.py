@@ -146,8 +146,8 @@ class ViTConfig(BaseModel):
         halvings = max(self.patch_size).bit_length() - 1
         if len(self.stem_channels) + 1 < halvings:
             raise ValueError(
-                f"conv_stem has {len(self.stem_channels) + 1} convolutions, but patch size {max(self.patch_size)} "
-                f"needs {halvings} of stride 2: give {halvings - 1} or more stem_channels"
+                f"conv_stem needs {halvings} convolutions of stride 2 for patch size {max(self.patch_size)}, but has "
+                f"{len(self.stem_channels) + 1}: give {halvings - 1} or more stem_channels"
             )
 
     def changed(self, **fields: Any) -> "ViTConfig":

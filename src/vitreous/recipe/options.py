@@ -25,7 +25,7 @@ def _seconds(value: Any) -> Any:
     number = r"(\d+(?:\.\d+)?)"
     parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s?)?", value.strip())
     if parts is None or not any(parts.groups()):
-        raise ValueError(f"'{value}' is no length of time: write it as 90s, 10m or 1h30m")
+        raise ValueError(f"'{value}' is not a duration: write it as 90s, 10m or 1h30m")
     return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if part)
 
 
@@ -112,12 +112,14 @@ class DataOptions(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "DataOptions":
-        if self.fold is not None and self.fold > (self.folds or 0):
-            raise ValueError(f"fold {self.fold} is not within the folds, which are {self.folds}: give data.folds too")
+        if self.fold is not None and self.folds is None:
+            raise ValueError(f"data.fold is {self.fold}, but data.folds is not given: give data.folds too")
+        if self.fold is not None and self.fold > self.folds:
+            raise ValueError(f"data.fold is {self.fold}, but data.folds is {self.folds}: choose 1 to {self.folds}")
         try:
             re.compile(self.group or "")
         except re.error as error:
-            raise ValueError(f"group '{self.group}' is no regular expression: {error}") from error
+            raise ValueError(f"group '{self.group}' is not a regular expression: {error}") from error
         return self
 
 

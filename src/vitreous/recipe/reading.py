@@ -91,7 +91,7 @@ def _make(fields: dict[str, Any], where: str) -> Recipe:
     """`make_recipe`, for values as someone wrote them: true and false are no numbers."""
     for key, value in flat(fields).items():
         if isinstance(value, bool) and key in set(keys()) - {"model.size"} and "bool" not in str(_annotation(key)):
-            raise ValueError(f"{where}: {key} is {str(value).lower()}: it is no switch, write a value")
+            raise ValueError(f"{where}: {key} is {str(value).lower()}, but it takes a value, not true or false")
     return make_recipe(fields, where)
 
 

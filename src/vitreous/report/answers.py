@@ -26,7 +26,7 @@ PAIRS = 10  # confusions that are listed
 def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: str) -> Section:
     """The top-1 of the last split, large, with short `values` below it; and all figures in a table."""
     if not judged:
-        note = f"{chosen} There are no test images either, so that nothing was judged."
+        note = f"{chosen} There are no test images either, so nothing was judged."
         return Section("results", "Results", f"<p>{note}</p>{tiles(values)}")
     figures = {name: answers.figures for name, answers in judged.items()}
     name, first = list(figures.items())[-1]

@@ -61,7 +61,7 @@ def read_run(run: Path | str) -> Finished:
     files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise ValueError(f"{run} is no finished run, it has no {missing[0]}: train it to the end, or leave it out")
+        raise ValueError(f"{run} is not a finished run, it has no {missing[0]}: train it to the end, or leave it out")
     results, data = read_json(folder / files[0]), read_json(folder / files[2])
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
@@ -170,7 +170,7 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
                 fitted.setdefault(tuple(run.recipe.get(key) for key in FITTED), set()).add(digest)
         other_set = len({run.data["name"] for run in judged}) > 1 and (None in digests or len(set(digests)) > 1)
         if other_set or any(len(found) > 1 for found in fitted.values()):
-            return f"They were not judged on the same {SPLITS[split]} images, so that their figures do not compare."
+            return f"They were not judged on the same {SPLITS[split]} images, so their figures cannot be compared."
     return ""
 
 

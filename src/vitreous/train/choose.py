@@ -23,7 +23,7 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
-                raise ValueError(f"{name} {value} says something of the weights of --from: give those, too")
+                raise ValueError(f"{name} {value} describes the weights given by --from: give --from too")
         return []
     if not weights:
         raise ValueError("--from is empty: give a run, weights, or hf:owner/name")

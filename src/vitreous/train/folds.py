@@ -93,7 +93,7 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     if differs(data.divided(part.data), read_json(own / "data.json")):
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
     if not (own / ANSWERS).exists():
-        raise ValueError(f"{own} has no {ANSWERS}: remove this folder, for the fold to be trained again")
+        raise ValueError(f"{own} has no {ANSWERS}: remove this folder to train the fold again")
     return read_json(own / "results.json")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitreous.augment import Changes, augment, mix, plan
 from vitreous.data.loaders import Batches
 from vitreous.device import autocast, compiled, widest_float
-from vitreous.metrics import watched
+from vitreous.metrics import NAMES, watched
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
@@ -302,7 +302,7 @@ def ending(state: State, recipe: Recipe) -> str:
     if state.epoch == recipe.epochs:
         return "all epochs are done"
     if recipe.patience is not None and fruitless >= recipe.patience:
-        return f"{fruitless} epochs without a better {recipe.best_by}"
+        return f"{fruitless} epochs without a better {NAMES[recipe.best_by]}"
     late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # a pass under way ends with a step
     return f"the time limit of {recipe.time_limit:,g} s" if late else ""
 

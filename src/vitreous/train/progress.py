@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitreous.metrics import NAMES
 from vitreous.train.engine import is_main
 from vitreous.train.folder import LOG
 from vitreous.train.loop import State
@@ -121,7 +122,7 @@ class Display:
         val = ""
         if "val_top1" in row:
             chooses = self.best_by not in ("loss", "top1")
-            val = f" {self.best_by} {row[f'val_{self.best_by}']:.2%}" if chooses else ""
+            val = f" {NAMES[self.best_by]} {row[f'val_{self.best_by}']:.2%}" if chooses else ""
             val = f"  val loss {row['val_loss']:.3f} top-1 {row['val_top1']:.2%}{val}{' *' if best else ''}"
         say(
             self.console,

@@ -75,7 +75,7 @@ def fit(
     """
     console = console or Console(quiet=not is_main())
     if model is not None and recipe.start != StartOptions():
-        raise ValueError("a model that is given and the recipe's start are two starts: leave one of them out")
+        raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
     if dry_run:
         model = copy.deepcopy(model)  # its few steps are not for keeps
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
@@ -117,7 +117,7 @@ def fit(
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
                 again = f"vitreous train --resume --out {shlex.quote(str(folder))}"
                 say(console, f"stopped in {where}; go on with: {again}")
-                say(console, "or have it judged as it is: the same with --finish in place of --resume")
+                say(console, "or evaluate it as it is: the same command with --finish instead of --resume")
                 return Run(folder)
             results = engine.from_main(partial(outcome.finish, job))
             after = job.state.epoch + 1  # as W&B takes no step of before, where a run went on

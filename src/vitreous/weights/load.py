@@ -194,7 +194,7 @@ def recognise(file: Path, weights: Weights) -> ModuleType:
         if any(mark in name for name in weights for mark in layout.MARKS):
             return layout
     raise ValueError(
-        f"{file} is no ViT of {', '.join(layout.NAME for layout in LAYOUTS)}: its tensors are {shorten(weights)}"
+        f"{file} is not a ViT of {', '.join(layout.NAME for layout in LAYOUTS)}: its tensors are {shorten(weights)}"
     )
 
 
@@ -230,7 +230,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
         raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
-    raise ValueError(f"{path} is no config of {layout.NAME}, whose names {file.name} has")
+    raise ValueError(f"{path} is not a config of {layout.NAME}, whose names {file.name} has")
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
@@ -240,7 +240,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+        raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object but {type(content).__name__}")
     return content

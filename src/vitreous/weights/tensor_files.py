@@ -25,7 +25,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     otherwise. Raises ValueError for a file that needs more, is damaged, or holds something else than tensors.
     """
     if file.suffix not in SUFFIXES:
-        raise ValueError(f"{file} is no weight file: give one of {', '.join(SUFFIXES)}")
+        raise ValueError(f"{file} is not a weight file: give one of {', '.join(SUFFIXES)}")
     try:
         if file.suffix == ".safetensors":
             content = load_file(file, device="cpu")
@@ -47,14 +47,14 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         if isinstance(error, RuntimeError) and "memory" in str(error):
             raise
         reason = first_line(error)
-        raise ValueError(f"{file} is damaged or no {file.suffix} file: {reason}") from error
+        raise ValueError(f"{file} is damaged or not a {file.suffix} file: {reason}") from error
     return _state_dict(content, file)
 
 
 def _read_npz(file: Path) -> dict[str, Tensor]:
     """Raises UnpicklingError for an array of objects, which is a pickle."""
     if not zipfile.is_zipfile(file):  # numpy would take it for a pickle
-        raise ValueError("it is no zip archive")
+        raise ValueError("it is not a zip archive")
     tensors = {}
     with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
         for name in arrays.files:
@@ -77,5 +77,5 @@ def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file} holds no weights: expected a dict of tensors, got {type(content).__name__}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(f"{file} is no dict of tensors: '{name}' is {type(value).__name__}")
+            raise ValueError(f"{file} is not a dict of tensors: '{name}' is {type(value).__name__}")
     return dict(content)
