@@ -42,7 +42,7 @@ from vitreous.model.summary import summarise
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.loop import State, augment_batch
-from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.run import Run, fit
 
 TOY = [
@@ -276,7 +276,7 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
     alike = recipe.optim.model_copy(update={"muon_patches": False})  # torch's Muon takes no convolution
     optimizers = make_optimizers(model, alike)
     matrices = [weight for group in optimizers[-1].param_groups for weight in group["params"]]
-    average = Average(model, 0.99)
+    average = EMA(model, 0.99)
     for weight in model.parameters():
         weight.grad = torch.randn_like(weight)
 

@@ -17,7 +17,7 @@ from vitreous.recipe import read_recipe
 from vitreous.train import loop
 from vitreous.train.engine import Engine
 from vitreous.train.loop import Hooks, State, train_loop
-from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.run import fit
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
@@ -70,7 +70,7 @@ def start(recipe, where):
     model = ViT(recipe.model).to(where)
     return {
         "model": model,
-        "average": Average(model, recipe.optim.ema),
+        "average": EMA(model, recipe.optim.ema),
         "optimizers": make_optimizers(model, recipe.optim),
         "scaler": torch.amp.GradScaler(where, enabled=False),
         "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),

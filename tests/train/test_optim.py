@@ -10,7 +10,7 @@ from torch import nn
 
 from vitreous.model import ViT, ViTConfig
 from vitreous.recipe import OptimOptions
-from vitreous.train.optim import Average, Muon, make_optimizers, orthogonalised, rate_factor, set_rates
+from vitreous.train.optim import EMA, Muon, make_optimizers, orthogonalised, rate_factor, set_rates
 
 STEPS = [1, 2, 3, 7, 10, 20, 99, 1000]
 
@@ -324,7 +324,7 @@ def walk(model, count, seed=1):
 @pytest.mark.parametrize("decay", [0.05, 0.5, 0.99])
 def test_the_average_is_the_one_worked_out_by_hand(decay):
     model = small_model()
-    average, expected = Average(model, decay), None
+    average, expected = EMA(model, decay), None
     for step, state in walk(model, 30):
         average.update(model, step)
         now = min(decay, (1 + step) / (10 + step))
@@ -341,7 +341,7 @@ def test_the_average_is_the_one_worked_out_by_hand(decay):
 
 def test_the_average_forgets_the_start_weights_at_once():
     model = small_model()
-    average = Average(model, 0.999)
+    average = EMA(model, 0.999)
     _, state = next(walk(model, 1))
     average.update(model, 0)
     for name, value in average.module.state_dict().items():
@@ -350,7 +350,7 @@ def test_the_average_forgets_the_start_weights_at_once():
 
 def test_the_average_leaves_the_model_alone():
     model = small_model()
-    average = Average(model, 0.9)
+    average = EMA(model, 0.9)
     for step, state in walk(model, 3):
         average.update(model, step)
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -361,13 +361,13 @@ def test_the_average_leaves_the_model_alone():
 
 def test_an_average_goes_on_from_its_saved_state():
     first, again = small_model(), small_model()
-    whole, half = Average(first, 0.9), Average(again, 0.9)
+    whole, half = EMA(first, 0.9), EMA(again, 0.9)
     for step, _ in walk(first, 8):
         whole.update(first, step)
     for step, _ in walk(again, 8):
         if step == 5:
             saved = {name: value.clone() for name, value in half.module.state_dict().items()}
-            half = Average(small_model(), 0.9)
+            half = EMA(small_model(), 0.9)
             half.module.load_state_dict(saved)
         half.update(again, step)
     for a, b in zip(whole.module.state_dict().values(), half.module.state_dict().values(), strict=True):

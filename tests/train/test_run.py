@@ -282,8 +282,8 @@ def test_flips_alternate_from_one_epoch_to_the_next(trained, monkeypatch):
 
 def test_the_average_counts_the_steps_of_the_whole_run(trained, monkeypatch):
     counted = []
-    update = loop.Average.update
-    monkeypatch.setattr(loop.Average, "update", lambda self, model, n: counted.append(n) or update(self, model, n))
+    update = loop.EMA.update
+    monkeypatch.setattr(loop.EMA, "update", lambda self, model, n: counted.append(n) or update(self, model, n))
     trained(tiny_recipe(epochs=2, optim={"ema": 0.9}), tiny_set())
     assert counted == list(range(2 * STEPS))
 

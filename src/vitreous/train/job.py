@@ -28,7 +28,7 @@ from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkp
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
 from vitreous.train.loop import Hooks, State, augment_batch, ending, train_loop
-from vitreous.train.optim import Average, make_optimizers
+from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, decoding, say
@@ -81,7 +81,7 @@ class Job:
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.model, self.optimizers = engine.prepare(model, make_optimizers(model, recipe.optim))
         decay = recipe.optim.ema
-        self.average = Average(engine.unwrap(self.model), decay) if decay else None
+        self.average = EMA(engine.unwrap(self.model), decay) if decay else None
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
         self.state = State()
         self.head: Head | None = None  # of a probe

@@ -19,7 +19,7 @@ from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
-from vitreous.train.optim import Average, rate_factor, set_rates, update
+from vitreous.train.optim import EMA, rate_factor, set_rates, update
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
 
 CHECKPOINT_SECONDS = 60
@@ -96,7 +96,7 @@ def augment_batch(
 def train_loop(
     *,
     model: nn.Module,
-    average: Average | None,
+    average: EMA | None,
     optimizers: list,
     scaler: torch.amp.GradScaler,
     train: Batches,

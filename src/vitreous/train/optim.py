@@ -169,7 +169,7 @@ def update(model: nn.Module, optimizers: list, scaler: torch.amp.GradScaler, cli
     return finite
 
 
-class Average:
+class EMA:
     """Exponential moving average of weights and buffers; its decay starts low, (1 + t) / (10 + t), and ends at `decay`.
 
     A full decay from the start would keep the random start weights in the average of a short run for long. `module` is
