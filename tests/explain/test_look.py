@@ -17,7 +17,7 @@ from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import batch_size
 from vitreous.explain.look import (
     attention_distance,
-    class_token_similarity,
+    depth_similarity,
     filter_components,
     look,
     patch_filters,
@@ -27,7 +27,7 @@ from vitreous.explain.look import (
 )
 
 ALWAYS = {"filters.png", "positions.png", "look.json"}
-WITH_IMAGES = {"attention_distance.png", "class_token_similarity.png", "token_norms.png"}
+WITH_IMAGES = {"attention_distance.png", "depth_similarity.png", "token_norms.png"}
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])
@@ -112,7 +112,7 @@ def test_attention_distance_is_counted_in_pixels():
 
 def test_the_read_vector_is_compared_between_depths(model, images):
     seen = open_pass(model, images)
-    similarity = class_token_similarity(model, seen)
+    similarity = depth_similarity(model, seen)
     assert similarity.shape == (4, 4, 4)
     np.testing.assert_allclose(similarity.diagonal(dim1=1, dim2=2), 1, atol=1e-5)
     if model.config.pool != "attention":  # whose weights are those of the last depth
@@ -149,7 +149,7 @@ def test_every_view_is_written(tmp_path, pool, positions):
             assert pixels.min() < 128 < pixels.max()
     assert json.loads((tmp_path / "new" / "look.json").read_text()) == figures
     assert figures["images"] == 5 and np.shape(figures["attention_distance"]) == (2, 2)
-    assert np.shape(figures["class_token_similarity"]) == (3, 3)
+    assert np.shape(figures["depth_similarity"]) == (3, 3)
     assert {np.shape(v) for v in figures["token_norms"].values()} == {(3, 3)}
 
 
@@ -161,9 +161,9 @@ def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, m
     with torch.no_grad():
         seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
     assert batch_size(bundle.model.config) == 1
-    distance, similarity = attention_distance(bundle.model, seen), class_token_similarity(bundle.model, seen)
+    distance, similarity = attention_distance(bundle.model, seen), depth_similarity(bundle.model, seen)
     np.testing.assert_allclose(figures["attention_distance"], distance.mean(dim=0), atol=1e-3)
-    np.testing.assert_allclose(figures["class_token_similarity"], similarity.mean(dim=0), atol=1e-4)
+    np.testing.assert_allclose(figures["depth_similarity"], similarity.mean(dim=0), atol=1e-4)
     norms = token_norms(bundle.model, seen)
     assert figures["token_norms"].keys() == norms.keys() == {"patches", "class token", "registers"}
     for kind, spread in figures["token_norms"].items():

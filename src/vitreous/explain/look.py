@@ -27,7 +27,7 @@ log = logging.getLogger("vitreous")
 
 IMAGES = 128
 COMPONENTS = 28  # as many as the paper shows
-VIEWS = ("filters", "positions", "attention_distance", "class_token_similarity", "token_norms")
+VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "token_norms")
 
 
 def look(
@@ -68,7 +68,7 @@ def look(
         for part in torch.from_numpy(images).split(batch_size(model.config)):
             with torch.no_grad():
                 opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
-            views = attention_distance(model, opened), class_token_similarity(model, opened), token_norms(model, opened)
+            views = attention_distance(model, opened), depth_similarity(model, opened), token_norms(model, opened)
             seen.append(views)
         distances, similarities, norms = zip(*seen, strict=True)
         distance = torch.cat(distances).mean(dim=0).cpu().numpy()
@@ -76,13 +76,13 @@ def look(
         spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
         plots.attention_distance(distance, uniform_distance(model), pictures["attention_distance"])
         what = "the class token" if model.config.pool == "cls" else "what the head reads"
-        plots.layer_similarity(similarity, f"{what}, depth by depth", pictures["class_token_similarity"])
+        plots.depth_similarity(similarity, f"{what}, depth by depth", pictures["depth_similarity"])
         plots.token_norms(spread, pictures["token_norms"])
         figures |= {
             "images": len(images),
             "attention_distance": distance.round(4).tolist(),
             "attention_distance_uniform": uniform_distance(model),
-            "class_token_similarity": similarity.round(6).tolist(),
+            "depth_similarity": similarity.round(6).tolist(),
             "token_norms": {kind: values.round(4).tolist() for kind, values in spread.items()},
         }
     write_json(record, figures)
@@ -165,8 +165,8 @@ def uniform_distance(model: ViT) -> float:
 
 
 @torch.no_grad()
-def class_token_similarity(model: ViT, seen: OpenPass) -> Tensor:
-    """Cosine similarity between depths, (B, L + 1, L + 1), of the tokens that the head reads, pooled as it does."""
+def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
+    """Cosine similarity between depths, 0 being the embedding, of what the head reads there: (B, L + 1, L + 1)."""
 
     def pooled(x: Tensor) -> Tensor:  # (B, N, D) -> (B, R, D)
         return model.norm(seen.pool @ x) if model.config.norm_after_pool else seen.pool @ model.norm(x)

@@ -2,10 +2,10 @@
 
 from vitreous.plots.insight import (
     attention_distance,
+    depth_similarity,
     explanation,
     filters,
     heat,
-    layer_similarity,
     overlay,
     position_similarity,
     token_norms,
@@ -15,11 +15,11 @@ from vitreous.plots.run import confusion_matrix, image_grid, learning_curves
 __all__ = [
     "attention_distance",
     "confusion_matrix",
+    "depth_similarity",
     "explanation",
     "filters",
     "heat",
     "image_grid",
-    "layer_similarity",
     "learning_curves",
     "overlay",
     "position_similarity",

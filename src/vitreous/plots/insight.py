@@ -139,7 +139,7 @@ def attention_distance(distances: np.ndarray, uniform: float, path: Path) -> Non
     save(figure, path)
 
 
-def layer_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
+def depth_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
     """similarity (L + 1, L + 1) in -1..1 between depths, 0 being the embedding."""
     depths = len(similarity)
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
