@@ -42,7 +42,7 @@ def plan(
 ) -> Iterator[Changes]:
     """The changes of one batch of an epoch after the other, from number `first` on.
 
-    rows: (N, K) of `draw`'s table, on the host, in the order in which the images come. epoch: turns alternating
+    rows: (N, columns) of `draw`'s table, on the host, in the order in which the images come. epoch: turns alternating
     flips. size: (H, W) of the images that come out. The sums are done in float64, for many batches at a time, and sent
     to the device together, so that a GPU is neither waited for nor kept waiting. Which batches these are does not
     depend on `first`: an epoch that goes on has the very numbers of a whole one.

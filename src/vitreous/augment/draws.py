@@ -30,7 +30,7 @@ def _widths(config: Augment) -> dict[str, int]:
 
 
 def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
-    """The random numbers of one epoch: a float32 table (count, K) on the host, a row for each image.
+    """The random numbers of one epoch: a float32 table (count, columns) on the host, a row for each image.
 
     Every feature has a generator of its own and fills its columns row by row, so that count changes no row.
     """
@@ -53,11 +53,11 @@ def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
 
 
 def split(rows: Tensor, config: Augment) -> dict[str, Tensor]:
-    """Rows (B, K) as one float64 (B, width) for each feature, on the host, where the small sums are done."""
+    """Rows (B, columns) as one float64 (B, width) for each feature, on the host, where the small sums are done."""
     widths = _widths(config)
-    K = sum(widths.values())
-    if rows.shape[1] != K:
-        raise ValueError(f"rows have {rows.shape[1]} columns, not {K}: draw the table with the same config")
+    columns = sum(widths.values())
+    if rows.shape[1] != columns:
+        raise ValueError(f"rows have {rows.shape[1]} columns, not {columns}: draw the table with the same config")
     return dict(zip(widths, rows.cpu().double().split(list(widths.values()), dim=1), strict=True))
 
 

@@ -38,7 +38,7 @@ def balanced_order(labels: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 def epoch_rows(labels: Tensor, recipe: Recipe, epoch: int) -> tuple[Tensor, Tensor]:
-    """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, K)."""
+    """The images of a pass in their order, (n,) row numbers, and for each its row of `augment.draw`, (n, columns)."""
     draws = draw(recipe.augment, len(labels), recipe.seed, epoch)
     if recipe.data.balance == "sampling":  # an image that comes several times looks different each time
         order = balanced_order(labels, recipe.seed, epoch)
