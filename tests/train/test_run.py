@@ -313,7 +313,7 @@ def test_a_run_from_a_given_model_says_so(trained):
     run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
     assert run.results["start"] == {"weights": None}
     assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
-    with pytest.raises(ValueError, match="model= and recipe.start both give starting weights"):
+    with pytest.raises(ValueError, match=r"model= and recipe\.start both give starting weights"):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
 
 

@@ -4,8 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from vitreous.data.images import ImageSet, Split, match_labels
-from vitreous.data.parquet import SPLITS
+from vitreous.data.images import SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import FileImages, as_text
 from vitreous.files import shorten
 

@@ -17,6 +17,18 @@ from vitreous.files import shorten
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
 
+SPLITS = {  # the words for them in names of files, folders and table cells
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "dev": "val",
+    "validation": "val",
+}
+LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")  # the first that a set has
+
 
 @dataclass(frozen=True)
 class Split:

@@ -11,24 +11,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import SAMPLE, Images, header_shape, identity
 from vitreous.files import first_line
 
 log = logging.getLogger("vitreous")
 
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "val": "val",
-    "valid": "val",
-    "dev": "val",
-    "validation": "val",
-}
-LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
 
 
 class ParquetImages(Images):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.folders import check_text, files_below, read_folder
-from vitreous.data.images import ImageSet
+from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
-from vitreous.data.parquet import SPLITS, check_complete, read_parquet
+from vitreous.data.parquet import check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
 from vitreous.files import did_you_mean, first_line, path_of
 

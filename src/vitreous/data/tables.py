@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.folders import files_below
-from vitreous.data.images import ImageSet, Split, match_labels
-from vitreous.data.parquet import LABEL_COLUMNS, SPLITS
+from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import FileImages, as_text
 
 log = logging.getLogger("vitreous")
