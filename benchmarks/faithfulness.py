@@ -16,7 +16,7 @@ from vitreous.data.sources import load
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_device
 from vitreous.explain import METHODS, explanation_maps, faithfulness, random_maps
-from vitreous.explain.explanations import batch_size
+from vitreous.explain.explanations import explained_at_once
 from vitreous.weights import Bundle
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     pixels = torch.from_numpy(split.images.read(rows, bundle.preprocess))
     areas: dict[str, list[torch.Tensor]] = {name: [] for name in (*METHODS, "random")}
     right = 0
-    for batch, part in enumerate(torch.arange(len(rows)).split(batch_size(model.config))):
+    for batch, part in enumerate(torch.arange(len(rows)).split(explained_at_once(model.config))):
         images = bundle.preprocess.normalise(pixels[part].to(device))
         with torch.no_grad():
             right += int((model(images).argmax(dim=1).cpu().numpy() == split.labels[rows[part]]).sum())

@@ -116,7 +116,7 @@ def card(folder: Path, repo: str | None = None) -> str:
 
 A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe, results)} on \
 {counts["train"]:,} of its images{alone}.
-{headline(results)}
+{_headline(results)}
 
 - {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
 - {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels (`config.json`)
@@ -151,7 +151,7 @@ for answer in vt.predict("{name}", "photo.jpg"):
 {again}
 ```
 
-{settings(recipe)}
+{_settings(recipe)}
 
 {results["train_seconds"]:,.0f} s on {hardware(environment)}, in {results["precision"]}:
 {results["images_per_second"]:,.0f} images/s over all training steps.
@@ -170,7 +170,7 @@ Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}. SH
 """
 
 
-def headline(results: dict[str, Any]) -> str:
+def _headline(results: dict[str, Any]) -> str:
     """The one figure that counts, of the weights in the folder."""
     if results["test"] is not None:
         return f"Test top-1: **{results.get('float16', results['test'])['top1']:.2%}**."
@@ -207,13 +207,13 @@ def measured(results: dict[str, Any]) -> str:
     low, high = top1_interval(results.get("float16", results["test"]))
     return f"""On the {results["test"]["count"]:,} test images, opened after the last step:
 
-{figures(results)}
+{_figures(results)}
 
 {seed}
 95% interval of top-1, by the number of test images: {low:.1%} to {high:.1%}."""
 
 
-def figures(results: dict[str, Any]) -> str:
+def _figures(results: dict[str, Any]) -> str:
     """Test figures of the run's weights and, where others are shared, of those, as a table."""
     precision, exact = results["precision"], results.get("float32")
     columns = {f"as trained, in {precision}": results["test"]}
@@ -229,7 +229,7 @@ def figures(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def settings(recipe: Recipe) -> str:
+def _settings(recipe: Recipe) -> str:
     """The sections of a recipe that say how the weights were found, as a list."""
     within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
     lines = [f"- epochs: {recipe.epochs}{within}"]

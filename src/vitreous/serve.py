@@ -23,7 +23,7 @@ from starlette.routing import Route
 from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
 from vitreous.prediction import predict
-from vitreous.report.layout import Section, gallery, lay_out, shot, sure, tiles
+from vitreous.report.layout import Section, confidence_bar, gallery, lay_out, shot, tiles
 from vitreous.report.pictures import cheap_method, heated, picture
 from vitreous.weights import Bundle
 
@@ -210,6 +210,6 @@ def _answered(explanation: Explanation, file: str) -> str:
     """An image as the model sees it, what spoke for the answer, and the likeliest classes."""
     e = explanation
     shares = zip(e.classes, e.probabilities, strict=True)
-    bars = "".join(f"{escape(name)} {share:.1%}{sure(share)}" for name, share in shares)
+    bars = "".join(f"{escape(name)} {share:.1%}{confidence_bar(share)}" for name, share in shares)
     text = f'{bars}<small class="file" title="{escape(file)}">{escape(file)}</small>'
     return shot(e.pixels, file, text, [picture(heated(e.pixels, e.map), f"what speaks for {e.target}")])

@@ -13,7 +13,7 @@ from tiny import CLASSES, tiny_bundle, write_images
 from vitreous import predict
 from vitreous.data.stores import BrokenImage
 from vitreous.explain import METHODS, evidence, explain, explanation_maps
-from vitreous.explain.explanations import batch_size, class_index, stems, write_explanation
+from vitreous.explain.explanations import class_index, explained_at_once, stems, write_explanation
 from vitreous.model import ViTConfig
 
 
@@ -61,7 +61,7 @@ def test_evidence_gives_each_patch_its_value(files, monkeypatch, method):
     pixels = torch.from_numpy(np.stack([e.pixels for e in explain(bundle, files, device="cpu")]))
     target = torch.tensor([0, 1, 2, 0, 1, 2])
     maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, target)
-    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
     found = evidence(bundle, pixels, target, method)
     assert found.shape == (6, 2, 2)
     torch.testing.assert_close(found, maps, atol=1e-5, rtol=0)
@@ -77,14 +77,14 @@ def test_head_attention_is_that_of_the_class_token(files):
 
 
 def test_batches_are_bounded_by_the_attention_weights_they_keep():
-    assert batch_size(ViTConfig(size="B/16", image_size=384)) == 1
-    assert batch_size(ViTConfig(image_size=28, patch_size=4, dim=64, depth=3, heads=2)) == 64
+    assert explained_at_once(ViTConfig(size="B/16", image_size=384)) == 1
+    assert explained_at_once(ViTConfig(image_size=28, patch_size=4, dim=64, depth=3, heads=2)) == 64
 
 
 def test_batches_change_nothing(files, monkeypatch):
     bundle = tiny_bundle()
     together = [e.map for e in explain(bundle, files, device="cpu")]
-    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
     alone = [e.map for e in explain(bundle, files, device="cpu")]
     np.testing.assert_allclose(together, alone, atol=1e-5)
 

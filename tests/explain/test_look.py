@@ -14,7 +14,7 @@ from tiny import tiny_bundle, tiny_set
 from torch import nn
 
 from vitreous.explain.attention import OpenPass, open_pass
-from vitreous.explain.explanations import batch_size
+from vitreous.explain.explanations import explained_at_once
 from vitreous.explain.look import (
     attention_distance,
     depth_similarity,
@@ -154,13 +154,13 @@ def test_every_view_is_written(tmp_path, pool, positions):
 
 
 def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.explain.explanations.WEIGHTS", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
     bundle, data = tiny_bundle(registers=2, depth=2), tiny_set()
     figures = look(bundle, data, out=tmp_path, count=5, device="cpu")
     pixels = data.test.evenly(5).images.read(np.arange(5), bundle.preprocess)
     with torch.no_grad():
         seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
-    assert batch_size(bundle.model.config) == 1
+    assert explained_at_once(bundle.model.config) == 1
     distance, similarity = attention_distance(bundle.model, seen), depth_similarity(bundle.model, seen)
     np.testing.assert_allclose(figures["attention_distance"], distance.mean(dim=0), atol=1e-3)
     np.testing.assert_allclose(figures["depth_similarity"], similarity.mean(dim=0), atol=1e-4)

@@ -51,7 +51,7 @@ from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, signals
 from vitreous.train.engine import Engine
-from vitreous.train.folder import alone, claim, claimed
+from vitreous.train.folder import alone, check_claim, claimed
 from vitreous.train.order import epoch_order, epoch_rows
 from vitreous.train.run import fit
 
@@ -322,9 +322,9 @@ def test_what_a_killed_process_was_writing_stands_in_nobodys_way(tmp_path):
     for name in (".3f.part", "mine.part"):
         (tmp_path / "run" / "plots" / name).touch()
     with pytest.raises(ValueError, match="is not empty and holds no run"):
-        claim(tmp_path / "run", resume=False)
+        check_claim(tmp_path / "run", resume=False)
     (tmp_path / "run" / "plots" / "mine.part").unlink()
-    claim(tmp_path / "run", resume=False)
+    check_claim(tmp_path / "run", resume=False)
 
 
 def answers_of(folder):

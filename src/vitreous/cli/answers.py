@@ -151,21 +151,21 @@ def embed(
     if out is not None:
         check_file(out, ".parquet")
     bundle, precision = load_features(run, arch, revision), own_precision(run)
-    images = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
-    place = Path(images.source.removesuffix(f":{images.label}"))
+    image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
+    place = Path(image_set.source.removesuffix(f":{image_set.label}"))
     if out is not None and place in (out.resolve(), *out.resolve().parents):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
-    if split not in images.splits:
-        raise ValueError(f"{images.source} has no split '{split}': use {' or '.join(images.splits)}")
+    if split not in image_set.splits:
+        raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
     query = None
     if nearest is not None:
-        asked = stored_image(images, nearest) if is_row(nearest) else nearest
+        asked = stored_image(image_set, nearest) if is_row(nearest) else nearest
         query = embed_image(bundle, asked, device, precision)
     options = None
     with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
         _, options = record_of(run)
     embed = partial(
-        embed_split, bundle, images, device=device, precision=precision, options=options, skip_broken=skip_broken
+        embed_split, bundle, image_set, device=device, precision=precision, options=options, skip_broken=skip_broken
     )
     own = embed(split)
     among, how = None, "leave-one-out"

@@ -78,13 +78,13 @@ def train(
 
     from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
-    from vitreous.train.folder import claim
+    from vitreous.train.folder import check_claim
     from vitreous.train.folds import fit_folds
     from vitreous.train.progress import say
     from vitreous.train.run import fit
 
     if resume:
-        claim(out, resume=True)
+        check_claim(out, resume=True)
     console = Console(quiet=not is_main())
     if not is_main():
         logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it

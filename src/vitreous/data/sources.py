@@ -41,9 +41,9 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
     elif name.startswith("hf:"):
         image_set = _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label)
     elif place and path.exists():
-        whole = _whole(path)
-        check_text(whole)
-        image_set = _from_path(path, _called(whole), str(whole), label)
+        full = _absolute_path(path)
+        check_text(full)
+        image_set = _from_path(path, _called(full), str(full), label)
     elif name and path.name == name and (kept := _kept(name)):
         image_set = _from_path(kept, name, name, label)
     else:
@@ -60,7 +60,7 @@ def absolute(source: str) -> str:
     place, label = split_source(source)
     if place in NAMED or not path_of(place).exists():
         return source
-    return f"{_whole(path_of(place))}{'' if label is None else f':{label}'}"
+    return f"{_absolute_path(path_of(place))}{'' if label is None else f':{label}'}"
 
 
 def split_source(source: str | Path) -> tuple[str | Path, str | None]:
@@ -72,7 +72,7 @@ def split_source(source: str | Path) -> tuple[str | Path, str | None]:
     return hub + place, column if colon else None
 
 
-def _whole(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     """A path made absolute. A linked file stays where it is, for beside it lies what it speaks of."""
     return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 

@@ -31,7 +31,7 @@ from vitreous.weights import Bundle
 
 TOP = 5
 LONGEST = 200  # bytes of a file name, of the 255 that there may be
-WEIGHTS = 1 << 26  # attention weights that one batch may keep: 256 MiB
+ATTENTION_BUDGET = 1 << 26  # attention weights that one batch may keep: 256 MiB
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def explain(
     bundle.model.to(where).eval()
 
     def answers() -> Iterator[Explanation]:
-        for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size(bundle.model.config)):
+        for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):
             yield from _explain_batch(bundle, names, pixels, where, method, chosen, layer, head, curves)
 
     return answers()
@@ -163,14 +163,14 @@ def evidence(bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DE
     pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target: (B,). The default method costs
     `methods.STEPS` passes forward and back an image.
     """
-    batches = zip(*(x.split(batch_size(bundle.model.config)) for x in (pixels, target)), strict=True)
+    batches = zip(*(x.split(explained_at_once(bundle.model.config)) for x in (pixels, target)), strict=True)
     maps = [explanation_maps(bundle.model, bundle.preprocess.normalise(p), method, t) for p, t in batches]
     return torch.cat(maps)
 
 
-def batch_size(config: ViTConfig) -> int:
+def explained_at_once(config: ViTConfig) -> int:
     """Images at a time, so that memory stays bounded at any size: 1 for ViT-B/16 at 384 pixels, 64 for small ones."""
-    return max(1, min(64, WEIGHTS // (config.depth * config.heads * config.tokens**2)))
+    return max(1, min(64, ATTENTION_BUDGET // (config.depth * config.heads * config.tokens**2)))
 
 
 def class_index(name: str, class_names: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from vitreous.data.sources import load
 from vitreous.device import pick_device
 from vitreous.evaluation import own_data
 from vitreous.explain.attention import OpenPass, open_pass
-from vitreous.explain.explanations import batch_size
+from vitreous.explain.explanations import explained_at_once
 from vitreous.files import check_free, write_json
 from vitreous.model import ViT
 from vitreous.weights import Bundle
@@ -65,7 +65,7 @@ def look(
     plots.position_similarity(positions, title, pictures["positions"])
     if images is not None:
         seen = []
-        for part in torch.from_numpy(images).split(batch_size(model.config)):
+        for part in torch.from_numpy(images).split(explained_at_once(model.config)):
             with torch.no_grad():
                 opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
             views = attention_distance(model, opened), depth_similarity(model, opened), token_norms(model, opened)

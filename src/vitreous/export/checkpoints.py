@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vitreous.export.graphs import Answer, Deployed
+from vitreous.export.graphs import Answer, PixelModel
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
@@ -224,4 +224,4 @@ def _write(folder: Path, weights: Weights, content: dict[str, Any]) -> Answer:
     apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     replace_file(folder / WEIGHTS, lambda part: save_file(apart, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, content)
-    return Deployed(load_weights(folder)[0])
+    return PixelModel(load_weights(folder)[0])

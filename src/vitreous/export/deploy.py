@@ -11,7 +11,7 @@ import torch
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
 from vitreous.export.example import EXAMPLE, PICTURE, write_example
-from vitreous.export.graphs import NEEDED, Deployed, write_int8, write_onnx, write_pt2
+from vitreous.export.graphs import NEEDED, PixelModel, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
 from vitreous.files import check_folder, check_free, write_json
@@ -65,7 +65,7 @@ def export_run(
         rounded = form == "int8"
         inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
-        figures = compare(Deployed(bundle), after, inputs)
+        figures = compare(PixelModel(bundle), after, inputs)
         if fault := faults(figures, tolerance, rounded=rounded):
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
         receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance} | figures

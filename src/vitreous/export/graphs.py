@@ -28,7 +28,7 @@ PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, past which they lie in a fil
 NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "int8": ("onnx", "onnxscript", "onnxruntime")}
 
 
-class Deployed(nn.Module):
+class PixelModel(nn.Module):
     """A model that takes pixels, uint8 (B, C, H, W), as they come from `Preprocess.fit_image`."""
 
     def __init__(self, bundle: Bundle):
@@ -138,7 +138,7 @@ def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]
     """The module to trace, and an example of its input; a batch of two, since one would be taken for a constant."""
     example = torch.zeros(2, *bundle.preprocess.shape, dtype=torch.uint8)
     if preprocess_inside:
-        return Deployed(bundle).eval(), example
+        return PixelModel(bundle).eval(), example
     return bundle.model, bundle.preprocess.normalise(example)
 
 

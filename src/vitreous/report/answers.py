@@ -13,7 +13,7 @@ from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
 from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
-from vitreous.report.layout import SPLITS, Section, gallery, scroll, shot, sure, tiles
+from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images of a gallery
@@ -31,7 +31,7 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
     figures = {name: answers.figures for name, answers in judged.items()}
     name, first = list(figures.items())[-1]
     low, high = top1_interval(first)
-    head = "".join(f'<th scope="col">{SPLITS[name]}</th>' for name in figures)
+    head = "".join(f'<th scope="col">{SPLIT_LABELS[name]}</th>' for name in figures)
     rows = []
     for key, label in NAMES.items():
         if None not in [split[key] for split in figures.values()]:
@@ -39,7 +39,7 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
-<p>top-1 on {first["count"]:,} {SPLITS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
+<p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
 <div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
 many such images. Macro figures are means over the classes.</p></div></div>"""
@@ -64,7 +64,7 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
     split, answers = list(judged.items())[-1]
     names = answers.bundle.class_names
     counts = confusion(answers.logits, answers.labels)
-    where = f'<p class="note">Of the {answers.figures["count"]:,} {SPLITS[split]} images.</p>'
+    where = f'<p class="note">Of the {answers.figures["count"]:,} {SPLIT_LABELS[split]} images.</p>'
     return [
         Section("confusion", "Confusion", where + _confusion(counts, names)),
         Section("classes", "Classes", _classes(counts, names)),
@@ -216,7 +216,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
         right = answer == truth
         file = answers.images.describe(row)
         text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"
-        text += sure(shares[row, answer], wrong=not right)
+        text += confidence_bar(shares[row, answer], wrong=not right)
         if right:
             second = int(shares[row].topk(2).indices[1])
             text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"

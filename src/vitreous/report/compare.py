@@ -18,7 +18,7 @@ from vitreous.metrics import figure_text, top1_interval
 from vitreous.page import write_page
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
-from vitreous.report.layout import SPLITS, Section, lay_out, scroll
+from vitreous.report.layout import SPLIT_LABELS, Section, lay_out, scroll
 from vitreous.weights.bundle import find_record
 
 # by which the pixels of the same images differ
@@ -170,7 +170,9 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
                 fitted.setdefault(tuple(run.recipe.get(key) for key in FITTED), set()).add(digest)
         other_set = len({run.data["name"] for run in judged}) > 1 and (None in digests or len(set(digests)) > 1)
         if other_set or any(len(found) > 1 for found in fitted.values()):
-            return f"They were not judged on the same {SPLITS[split]} images, so their figures cannot be compared."
+            return (
+                f"They were not judged on the same {SPLIT_LABELS[split]} images, so their figures cannot be compared."
+            )
     return ""
 
 
@@ -194,7 +196,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
         judged = [run for run in runs if run.figure(split, "top1") is not None]
         rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged]
         if rows:
-            charts += interval_chart(f"Top-1 on the {SPLITS[split]} images, with 95% intervals", rows)
+            charts += interval_chart(f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals", rows)
     sections = [
         Section("results", "Results", charts + _table(figures(runs), names, "Results")),
         Section("learning", "Learning", _curves(runs)),

@@ -15,7 +15,7 @@ LAYOUT = Path(__file__).with_suffix(".html")
 SHEET = Path(__file__).with_suffix(".css")
 ICON = '<link rel="icon" href="data:,">\n'  # for which browsers would ask otherwise
 FOOT = "Written by Vitreous. This page is one file: it loads nothing and sends nothing."
-SPLITS = {"train": "training", "val": "validation", "test": "test", "given": "given"}
+SPLIT_LABELS = {"train": "training", "val": "validation", "test": "test", "given": "given"}
 
 
 class Section(NamedTuple):
@@ -72,7 +72,7 @@ def shot(pixels: np.ndarray, alt: str, text: str, more: Sequence[str] = ()) -> s
     return f'<li><div class="shots">{picture(pixels, alt)}{"".join(more)}</div>{text}</li>'
 
 
-def sure(share: float, wrong: bool = False) -> str:
+def confidence_bar(share: float, wrong: bool = False) -> str:
     """How sure an answer is, as a bar below it."""
     return f'<div class="sure{" wrong" if wrong else ""}"><i style="width:{share:.1%}"></i></div>'
 

@@ -18,7 +18,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.charts import Line, line_chart
-from vitreous.report.layout import SPLITS, Section, duration, facts, gallery, lay_out, shot
+from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, gallery, lay_out, shot
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
@@ -105,7 +105,7 @@ def evaluation_report(
         Section("made", "How it was made", _command(environment) + _environment(environment)),
     ]
     heading = f"{Path(model).name} on {Path(source).name}"
-    lead = f"{model}, judged on the {count:,} {SPLITS[judged.name]} images of {source}."
+    lead = f"{model}, judged on the {count:,} {SPLIT_LABELS[judged.name]} images of {source}."
     write_page(file, lay_out(kind="Evaluation report", heading=heading, lead=lead, sections=sections))
 
 
@@ -175,7 +175,7 @@ def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None
     rows = dict(speeds)
     for name, answers in judged.items():
         rate = len(answers.labels) / max(answers.seconds, 1e-9)
-        rows[f"answering, {SPLITS[name]} images"] = f"{rate:,.0f} images/s"
+        rows[f"answering, {SPLIT_LABELS[name]} images"] = f"{rate:,.0f} images/s"
     if memory is not None:
         on_gpu = environment["device"] not in ("cpu", "mps")
         where = "on the GPU" if on_gpu else "of RAM, in this process"
@@ -198,6 +198,6 @@ def _data(data: dict[str, Any]) -> str:
     rows = {"source": data["source"]}
     for name, count in data["counts"].items():
         per_class = data["per_class"][name]
-        rows[f"{SPLITS[name]} images"] = f"{count:,} ({min(per_class):,} to {max(per_class):,} a class)"
-    rows |= {f"sha256, {SPLITS[name]}": f"{digest[:16]}..." for name, digest in data["hash"].items()}
+        rows[f"{SPLIT_LABELS[name]} images"] = f"{count:,} ({min(per_class):,} to {max(per_class):,} a class)"
+    rows |= {f"sha256, {SPLIT_LABELS[name]}": f"{digest[:16]}..." for name, digest in data["hash"].items()}
     return f"<h3>Data</h3>{facts(rows)}"

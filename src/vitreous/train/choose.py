@@ -15,7 +15,6 @@ SMALL = 64  # pixels a side, up to which images are read as they are
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
 TUNING_PASSES = 1_000  # the same for one that is trained already, within 3 to 30
 PROBED = 10_000  # training images up to which its head is fitted first: beyond, that takes long and matters less
-WEIGHTS = "start.weights="  # of a setting
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
@@ -51,7 +50,7 @@ def choose_recipe(
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason = None, ""
-    if name is None and any(setting.startswith(WEIGHTS) for setting in overrides):
+    if name is None and any(setting.startswith("start.weights=") for setting in overrides):
         data, name = load(source), "finetune"
         settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
         settings += ["start.probe_first=false"] if len(data.train) > PROBED else []

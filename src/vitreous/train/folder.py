@@ -51,7 +51,7 @@ def next_folder(name: str) -> Path:
         return folder
 
 
-def claim(folder: Path, resume: bool) -> None:
+def check_claim(folder: Path, resume: bool) -> None:
     """Make sure that nothing in `folder` would be lost, or raise ValueError."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: name another run folder with --out")
@@ -77,7 +77,7 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
     if out is None and not dry_run:
         return next_folder(name)
     folder = Path("runs", f"{name}-dry-run") if out is None else Path(out)
-    claim(folder, resume)
+    check_claim(folder, resume)
     return folder
 
 

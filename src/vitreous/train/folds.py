@@ -80,7 +80,7 @@ def fit_folds(
             runs.append(run.results)
         results = summarise(recipe, runs)
         with show_log(folder, console):
-            engine.from_main(lambda: pool(folder, folds, data.class_names if pictures else None))
+            engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names if pictures else None))
         if engine.main:
             write_json(folder / "results.json", results)
         return Run(folder, results)
@@ -97,7 +97,7 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     return read_json(own / "results.json")
 
 
-def pool(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
+def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
     """Write each image's answer by the model that had not seen it, and draw them counted, where class names are given.
 
     They are the test rows of the folds' own `answers.csv`.

@@ -68,7 +68,7 @@ def merge_qkv(weights: Weights) -> Weights:
         parts = [name.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]
         found = [weights[part] for part in parts if part in weights]
         if len(found) == 3 and len({value.shape for value in found}) == 1:
-            merged[whole(name)] = torch.cat(found)
+            merged[merged_name(name)] = torch.cat(found)
             for part in parts:
                 del merged[part]
     return merged
@@ -86,6 +86,6 @@ def split_qkv(weights: Weights) -> Weights:
     return split
 
 
-def whole(name: str) -> str:
+def merged_name(name: str) -> str:
     """The name in our model of a tensor that `merge_qkv` may have merged."""
     return re.sub(r"\.attention\.[qkv]\.", ".attention.qkv.", name)
