@@ -37,7 +37,7 @@ class Judged(NamedTuple):
     labels: Tensor
     """(N,)."""
     images: Images
-    """(N,), decoded and fitted."""
+    """(N,); decoded and fitted, unless the set is too large to keep so."""
     rows: np.ndarray
     """(N,), their rows in the split: all of them, but for images that cannot be read."""
     seconds: float

@@ -19,7 +19,7 @@ BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is tol
 
 
 def first_line(error: Exception) -> str:
-    """Of what it says, or its kind where it says nothing."""
+    """The first line of an error's message, or its type where that is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -116,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Indented."""
+    """Write indented JSON, whole or not at all."""
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
 
 

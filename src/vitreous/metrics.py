@@ -73,7 +73,7 @@ def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | No
 
 
 def watched(logits: Tensor, labels: Tensor, split: str) -> dict[str, float]:
-    """Those of `answer_metrics` that are followed by epoch, as `val_top1` and the like; those there are."""
+    """The `WATCHED` figures of `answer_metrics` that are not None, as `val_top1` and the like."""
     figures = answer_metrics(logits, labels)
     return {f"{split}_{name}": figures[name] for name in WATCHED if figures[name] is not None}
 

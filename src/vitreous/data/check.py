@@ -19,7 +19,7 @@ UNBALANCED = 3  # times as many images in the largest class as in the smallest
 def check(
     image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None, group: str | None = None
 ) -> list[str]:
-    """Findings about decoded splits, one line each. The splits that are given are read, no other.
+    """Findings about the splits of a run, one line each. The splits that are given are read, no other.
 
     group: what `data.group` says.
     """

@@ -18,7 +18,7 @@ from vitreous.model.positions import resample_positions, rotary_table, sincos_1d
 
 
 class NeighbourConv(nn.Module):
-    """A 3 x 3 convolution over the grid of patches, each channel by itself: (B, N, D) -> (B, N, D).
+    """A 3 x 3 convolution over the grid of patches, each channel by itself: (B, N, width) -> (B, N, width).
 
     Class token and registers pass. It starts as the identity.
     Source: Yuan et al. 2021 (CeiT), arXiv 2103.11816; Li et al. 2021 (LocalViT), arXiv 2104.05707.
@@ -33,7 +33,7 @@ class NeighbourConv(nn.Module):
             nn.init.zeros_(self.conv.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = x[:, self.prefix :].transpose(1, 2).unflatten(2, self.grid)  # (B, D, rows, columns), channels last
+        grid = x[:, self.prefix :].transpose(1, 2).unflatten(2, self.grid)  # (B, width, rows, columns), channels last
         patches = self.conv(grid).flatten(2).transpose(1, 2)
         return torch.cat([x[:, : self.prefix], patches], dim=1) if self.prefix else patches
 

@@ -44,7 +44,7 @@ class State:
     total_seconds: float = 0.0
     """Of the passes: training steps, validation, checkpoints and hooks."""
     compile_seconds: float = 0.0
-    """Of these, in first steps that compiled: little is learnt in them."""
+    """Part of `total_seconds`: first steps, which compiled; little is learnt in them."""
     val_seconds: float = 0.0
     """The longest validation."""
     best_epoch: int = 0

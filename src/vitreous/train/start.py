@@ -7,15 +7,15 @@ import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
-from vitreous.files import one_line
+from vitreous.files import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DataOptions, OptimOptions, Recipe
 from vitreous.weights.load import find_weights, load_weights
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
-HEAD = ("head_hidden", "pool")  # of which another takes a new head
-POOLS = {"cls", "cls_mean"}  # and which of these it has: both read the class token, and neither has weights
+HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
+POOLS = {"cls", "cls_mean"}  # except between these two, which both read the class token and have no weights
 
 
 class Start(NamedTuple):
@@ -60,7 +60,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     if not own_head or any(changes.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
         changes = {"head_hidden": 0} | changes
         if not report.new_head:
-            lines.append(f"new head in place of that for {', '.join(bundle.class_names[:4])} ...")
+            lines.append(f"new head in place of that for {shorten(bundle.class_names)}")
         own_head = False
     try:
         config = theirs.changed(**changes)

@@ -199,7 +199,8 @@ def recognise(file: Path, weights: Weights) -> ModuleType:
 
 
 def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None) -> Description:
-    """What the checkpoint is, of the given name, the config.json beside it or, of Google's, its shapes."""
+    """What the checkpoint is: by the given architecture, by the config.json beside it or, for Google's files, by its
+    shapes."""
     head = weights.get(layout.HEAD)
     classes = len(head) if head is not None and head.ndim == 2 else 0
     known = getattr(layout, "ARCHITECTURES", {})
