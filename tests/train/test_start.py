@@ -87,7 +87,7 @@ def test_a_head_of_the_same_classes_is_kept_and_one_of_others_is_not(started, tm
         if kept:
             assert changed(run, tmp_path / names[0]) == []
         else:
-            assert "new head in place of that for x, y, z" in started.said.getvalue()
+            assert "new head in place of that for x, y, z\n" in started.said.getvalue()
             assert not weights_of(run.folder)["head.weight"].any()
 
 
