@@ -2,14 +2,16 @@
 
 python benchmarks/faithfulness.py runs/mnist mnist --images 500
 
-A low deletion area and a high insertion area are good (Petsiuk et al. 2018). Patches in a random order are what any
-method has to beat. Writes benchmarks/results/faithfulness-NAME.json, NAME being that of the run's folder.
+A low deletion area and a high insertion area are good (Petsiuk et al. 2018). Any method has to beat patches in a random
+order, and patches by their contrast, which need no model: how far their pixels are from the mean colour. Writes
+benchmarks/results/faithfulness-NAME.json, NAME being that of the run's folder.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from measure import RESULTS, save
 
 from vitreous.data.sources import load
@@ -33,17 +35,19 @@ def main() -> None:
     model, split = bundle.model.to(device), load(options.data).test
     rows = even_rows(len(split), options.images)
     pixels = torch.from_numpy(split.images.read(rows, bundle.preprocess))
-    areas: dict[str, list[torch.Tensor]] = {name: [] for name in (*METHODS, "random")}
+    areas: dict[str, list[torch.Tensor]] = {name: [] for name in (*METHODS, "contrast", "random")}
     right = 0
     for batch, part in enumerate(torch.arange(len(rows)).split(explained_at_once(model.config))):
         images = bundle.preprocess.normalise(pixels[part].to(device))
         with torch.no_grad():
             right += int((model(images).argmax(dim=1).cpu().numpy() == split.labels[rows[part]]).sum())
         for name, found in areas.items():
-            is_random = name == "random"
-            maps = (
-                random_maps(model, len(part), batch).to(device) if is_random else explanation_maps(model, images, name)
-            )
+            if name == "random":
+                maps = random_maps(model, len(part), batch).to(device)
+            elif name == "contrast":
+                maps = F.avg_pool2d(images.abs().sum(dim=1), model.config.patch_size)
+            else:
+                maps = explanation_maps(model, images, name)
             curves = faithfulness(model, images, maps)
             found.append(torch.stack([curves.deletion_area, curves.insertion_area]).cpu())
 

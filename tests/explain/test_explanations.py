@@ -83,10 +83,15 @@ def test_batches_are_bounded_by_the_attention_weights_they_keep():
 
 def test_batches_change_nothing(files, monkeypatch):
     bundle = tiny_bundle()
-    together = [e.map for e in explain(bundle, files, device="cpu")]
+    together = list(explain(bundle, files, curves=True, device="cpu"))
     monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
-    alone = [e.map for e in explain(bundle, files, device="cpu")]
-    np.testing.assert_allclose(together, alone, atol=1e-5)
+    alone = list(explain(bundle, files, curves=True, device="cpu"))
+    assert len(together) == len(alone) == len(files) > 1
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.map, other.map, atol=1e-5)
+        for first, second in ((one.curves, other.curves), (one.random_curves, other.random_curves)):
+            torch.testing.assert_close(first.deletion, second.deletion, atol=1e-5, rtol=0)
+            torch.testing.assert_close(first.insertion, second.insertion, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("curves", [False, True])

@@ -5,7 +5,8 @@ import torch
 from small_models import small
 from torch import nn
 
-from vitreous.explain import Curves, faithfulness, random_maps
+from vitreous.explain import Curves, faithfulness, random_maps, random_order
+from vitreous.explain.faithfulness import ORDERS
 from vitreous.model import ViTConfig
 from vitreous.prediction import AT_ONCE
 
@@ -87,6 +88,19 @@ def test_curves_of_a_batch_are_those_of_its_images(model, images):
         torch.testing.assert_close(alone.deletion, together.deletion[i : i + 1], atol=1e-5, rtol=0)
         torch.testing.assert_close(alone.insertion, together.insertion[i : i + 1], atol=1e-5, rtol=0)
     assert together.deletion[:, 0].tolist() == pytest.approx(model(images).softmax(1).amax(1).tolist(), abs=1e-5)
+
+
+def test_a_random_order_is_the_mean_of_several(model, images):
+    target = torch.tensor([1, 0, 2, 1])
+    found = random_order(model, images, target, 2.0)
+    drawn = [
+        faithfulness(model, images, order.expand(4, *model.config.grid), target, 2.0)
+        for order in random_maps(model, ORDERS)
+    ]
+    assert ORDERS > 1 and not torch.equal(drawn[0].deletion, drawn[1].deletion)
+    torch.testing.assert_close(found.deletion, sum(curves.deletion for curves in drawn) / ORDERS)
+    torch.testing.assert_close(found.insertion, sum(curves.insertion for curves in drawn) / ORDERS)
+    assert torch.equal(found.shares, drawn[0].shares)
 
 
 def test_memory_is_bounded_by_small_batches():

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitreous.data.stores import BrokenImage
 from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
-from vitreous.explain.faithfulness import Curves, faithfulness, random_maps
+from vitreous.explain.faithfulness import Curves, faithfulness, random_order
 from vitreous.explain.methods import (
     CLASSLESS,
     DEFAULT,
@@ -60,7 +60,7 @@ class Explanation:
     curves: Curves | None
     """Deletion and insertion of this image, B = 1, when asked for."""
     random_curves: Curves | None
-    """The same for patches in random order."""
+    """The same for patches in random orders, the mean of several."""
 
     def to_json(self) -> dict[str, Any]:
         """What is written beside the figure."""
@@ -136,8 +136,7 @@ def _explain_batch(
     measured = random = None
     if curves:
         measured = faithfulness(model, images, maps, targets, bundle.temperature)
-        blind = random_maps(model, len(images)).to(device)
-        random = faithfulness(model, images, blind, targets, bundle.temperature)
+        random = random_order(model, images, targets, bundle.temperature)
     for i, name in enumerate(names):
         yield Explanation(
             image=name,

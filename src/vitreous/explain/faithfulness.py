@@ -10,6 +10,7 @@ from vitreous.model import ViT
 from vitreous.prediction import images_at_once
 
 STEPS = 24
+ORDERS = 4  # at random, over which `random_order` takes means
 
 
 class Curves(NamedTuple):
@@ -44,7 +45,8 @@ def faithfulness(
     """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
 
     target: (B,), whose probability is read (default: the likeliest class of each image); temperature: what logits are
-    divided by before. Deleted patches get the mean colour of the training images; insertion starts from the image
+    divided by before. Deleted patches get normalised zero, the mean
+    colour of the training images or what the starting weights took for it; insertion starts from the image
     blurred by a Gaussian as wide as a patch. Patches of equal importance go in a random order, the same at every call.
     Source: Petsiuk et al. 2018 (RISE), section 4.3.
     """
@@ -71,6 +73,19 @@ def faithfulness(
             probabilities = logits.softmax(dim=1).view(len(part), len(counts), -1)
             curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
     return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
+
+
+def random_order(model: ViT, images: Tensor, target: Tensor | None = None, temperature: float = 1.0) -> Curves:
+    """The curves that a map which knows nothing would have: means over ORDERS, the same ones for every image.
+
+    images, target, temperature: as for `faithfulness`.
+    """
+    drawn = [
+        faithfulness(model, images, order.expand(len(images), -1, -1), target, temperature)
+        for order in random_maps(model, ORDERS).to(images.device)
+    ]
+    deletion, insertion = (torch.stack(curves).mean(dim=0) for curves in list(zip(*drawn, strict=True))[1:])
+    return Curves(drawn[0].shares, deletion, insertion)
 
 
 def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:

@@ -32,7 +32,7 @@ def explanation(
     of_class: if the method asks for one.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by number
-    of the head. curves: deletion and insertion, each (shares, probabilities, those of a random order).
+    of the head. curves: deletion and insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     asked = f"speaks for {_short(target[0])} ({target[1]:.1%})" if of_class else "the model looks at, for any class"
@@ -184,9 +184,9 @@ def _answer(axes: Axes, top: Sequence[tuple[str, float]], target: str) -> None:
 
 
 def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Deletion and insertion of one image, beside a random order."""
+    """Deletion and insertion of one image, beside random orders."""
     for (kind, (shares, values, random)), color in zip(curves.items(), (ROSE, BLUE), strict=True):
-        for order, line, name in ((values, "-", kind), (random, ":", "in random order")):
+        for order, line, name in ((values, "-", kind), (random, ":", "in random orders")):
             area = ((order[1:] + order[:-1]) / 2 * np.diff(shares)).sum()
             axes.plot(shares, order, line, color=color, label=f"{name}, area {area:.2f}")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of patches", box_aspect=0.9)
