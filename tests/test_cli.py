@@ -296,7 +296,7 @@ def test_broken_images_of_other_data_are_left_out_where_that_is_asked_for(vitreo
     photos = write_images(tmp_path / "photos", 4)
     (photos / "bee" / "bad.png").write_text("no picture")
     code, _, err = vitreous(command, "run", photos)
-    assert code == 2 and err.startswith(f"vitreous: {photos}/bee/bad.png: no picture")
+    assert code == 2 and err.startswith(f"vitreous: {photos}/bee/bad.png: not an image format")
     code, out, _ = vitreous(command, "run", photos, "--skip-broken")
     assert code == 0 and "12" in out
 

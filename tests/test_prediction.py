@@ -133,7 +133,7 @@ def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_
 
 def test_a_broken_image_stops_everything_where_nobody_takes_note(bundle, files, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
-    with pytest.raises(BrokenImage, match=r"bad\.png: no picture"):
+    with pytest.raises(BrokenImage, match=r"bad\.png: not an image format"):
         ask(bundle, [files[0], tmp_path / "bad.png"])
 
 

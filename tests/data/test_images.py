@@ -248,7 +248,7 @@ def test_a_file_key_changes_with_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "no picture"), (b"hello", "no picture"), (None, "No such file"), ("half", "truncated")],
+    [(b"", "not an image format"), (b"hello", "not an image format"), (None, "No such file"), ("half", "truncated")],
 )
 def test_a_broken_file_is_named_with_its_reason(tmp_path, content, reason):
     file = tmp_path / "x.png"

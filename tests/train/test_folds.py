@@ -191,7 +191,7 @@ def test_the_answers_of_all_folds_are_counted_in_a_picture(finished, tmp_path, m
     assert counts.trace() / 48 == pytest.approx(finished.results["top1_mean"])
     (folder / "results.json").unlink()
     (folder / "fold-2" / "answers.csv").unlink()
-    with pytest.raises(ValueError, match=r"cv/fold-2 has no answers\.csv: remove this folder, for"):
+    with pytest.raises(ValueError, match=r"cv/fold-2 has no answers\.csv: remove this folder to train"):
         fit_folds(folds_recipe(), tiny_set(), out=folder, resume=True, **quiet())
 
 
