@@ -32,7 +32,7 @@ def pages(tmp_path_factory):
     root, files = tmp_path_factory.mktemp("pages"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
-        patch.setattr(outcome, "draw", lambda *_, **__: None)
+        patch.setattr(outcome, "_draw", lambda *_: None)
         for classes, channels in ((3, 1), (36, 3)):
             pixels, labels = stripes(4 * classes, channels=channels)
             labels = np.arange(4 * classes) % classes

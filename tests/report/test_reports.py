@@ -85,7 +85,7 @@ def written(tmp_path, data, recipe=None):
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    monkeypatch.setattr(outcome, "draw", lambda *_, **__: None)
+    monkeypatch.setattr(outcome, "_draw", lambda *_: None)
 
 
 def test_the_page_is_whole_and_loads_nothing(trained):
@@ -258,7 +258,7 @@ def test_what_chose_the_epoch_has_a_chart_of_its_own(tmp_path):
 
 
 def test_what_was_logged_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcome, "draw", lambda *_, **__: outcome.log.warning("the <ink> is low"))
+    monkeypatch.setattr(outcome, "_draw", lambda *_: outcome.log.warning("the <ink> is low"))
     page, _ = written(tmp_path, tiny_set())
     assert "Warnings" in page.text and "the <ink> is low" in page.text
 
