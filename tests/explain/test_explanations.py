@@ -94,6 +94,29 @@ def test_batches_change_nothing(files, monkeypatch):
             torch.testing.assert_close(first.insertion, second.insertion, atol=1e-5, rtol=0)
 
 
+def test_an_answer_is_explained_against_another_class(files, tmp_path):
+    bundle = tiny_bundle()
+    plain = next(explain(bundle, files[0], device="cpu"))
+    likeliest, second = plain.classes[:2]
+    found = next(explain(bundle, files[0], against=second, device="cpu"))
+    assert (found.target, found.against, plain.against) == (likeliest, second, None)
+    pixels = torch.from_numpy(found.pixels)[None]
+    rows = [torch.tensor([bundle.class_names.index(name)]) for name in (likeliest, second)]
+    np.testing.assert_allclose(found.map, evidence(bundle, pixels, rows[0], against=rows[1])[0], atol=1e-6)
+    assert not np.allclose(found.map, plain.map, atol=1e-3)
+    turned = next(explain(bundle, files[0], against=likeliest, device="cpu"))
+    assert turned.target == second  # the likeliest of the others
+    write_explanation(found, bundle.model.config.patch_size, tmp_path / "x")
+    assert json.loads((tmp_path / "x.json").read_text())["against"] == second
+    for asked, reason in (
+        ({"target": "ant", "against": "ant"}, "'ant' cannot be explained against itself: name another class"),
+        ({"against": "wasp"}, "unknown class 'wasp'"),
+        ({"against": "ant", "method": "rollout"}, "rollout is the same for all classes"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            explain(bundle, files[0], **asked)
+
+
 @pytest.mark.parametrize("curves", [False, True])
 def test_a_figure_and_a_json_file_are_written(files, tmp_path, curves):
     bundle = tiny_bundle()

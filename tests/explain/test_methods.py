@@ -117,6 +117,32 @@ def test_integrated_gradients_add_up_to_the_rise_of_the_logit(model, images):
     torch.testing.assert_close(maps.sum(dim=(1, 2)), rise, atol=0.02, rtol=0.02)
 
 
+def test_against_another_class_the_gradients_add_up_to_the_rise_of_the_difference(model, images):
+    target, against = torch.tensor([0, 1, 2, 3]), torch.tensor([4, 0, 4, 1])
+    logits = model(images) - model(torch.zeros_like(images))
+    rise = logits.gather(1, target[:, None])[:, 0] - logits.gather(1, against[:, None])[:, 0]
+    maps = integrated_gradients(model, images, target, steps=200, against=against)
+    torch.testing.assert_close(maps.sum(dim=(1, 2)), rise, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "gradient_rollout", "grad_cam"])
+def test_against_another_class_is_what_a_head_of_the_difference_would_say(images, method):
+    model = small()
+    target, against = torch.full((4,), 2), torch.full((4,), 3)
+    found = explanation_maps(model, images, method, target, against=against)
+    assert not torch.allclose(found, explanation_maps(model, images, method, target), atol=1e-3)
+    with torch.no_grad():
+        for values in (model.head.weight, model.head.bias):
+            values[2] -= values[3]
+    torch.testing.assert_close(found, explanation_maps(model, images, method, target), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["rollout", "attention"])
+def test_maps_that_know_no_classes_know_none_against_another(images, method):
+    with pytest.raises(ValueError, match=f"{method} is the same for all classes, and knows none against another"):
+        explanation_maps(small(), images, method, against=torch.zeros(4, dtype=torch.long))
+
+
 def test_layer_and_head_choose_the_attention_that_is_shown(images):
     model = small()
     trace = model.trace(images)

@@ -18,6 +18,9 @@ def explain(
         typer.Option(help="integrated_gradients (default), gradient_rollout, rollout, grad_cam or attention."),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Explain this class, not the likeliest.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Show what speaks for the class rather than for this one.")
+    ] = None,
     layer: Annotated[
         int | None,
         typer.Option(help="Block whose attention is shown, and that grad_cam looks at, from 1 \\[default: last]."),
@@ -46,8 +49,8 @@ def explain(
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]
     stem_of = dict(zip(map(image_name, asked), stems(names, out), strict=True))
     bundle, broken = Bundle.of(model), []
-    options = {"method": method or DEFAULT, "target": target, "layer": layer, "head": head, "curves": curves}
-    for explanation in ask(bundle, asked, **options, device=device, broken=broken):
+    options = {"method": method or DEFAULT, "target": target, "against": against, "layer": layer, "head": head}
+    for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
         write_explanation(explanation, bundle.model.config.patch_size, stem)
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}, see {stem}.png")

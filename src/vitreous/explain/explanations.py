@@ -46,6 +46,8 @@ class Explanation:
     probabilities: tuple[float, ...]
     target: str
     """The class that is explained."""
+    against: str | None
+    """The class that it is explained against, when asked for."""
     target_probability: float
     method: Method
     layer: int
@@ -64,10 +66,8 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """What is written beside the figure."""
-        content = {
-            key: getattr(self, key)
-            for key in ("image", "classes", "probabilities", "target", "target_probability", "method", "layer", "head")
-        }
+        said = ("image", "classes", "probabilities", "target", "target_probability", "against")
+        content = {key: getattr(self, key) for key in (*said, "method", "layer", "head")}
         content |= {key: getattr(self, key).round(6).tolist() for key in ("map", "rollout", "attention")}
         if self.curves is not None:
             content["areas"] = {
@@ -83,6 +83,7 @@ def explain(
     *,
     method: Method = DEFAULT,
     target: str | None = None,
+    against: str | None = None,
     layer: int | None = None,
     head: int | None = None,
     curves: bool = False,
@@ -92,18 +93,21 @@ def explain(
     """An Explanation of each image, in order, in batches as large as 256 MiB of attention weights allow; in float32.
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
-    image). layer and head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure
+    image, other than `against`). against: the name of a class: what speaks for the target rather than for it. layer and
+    head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure
     deletion and insertion. Raises ValueError for a method, class, layer or head that is not there.
     """
     where = pick_device(device)
     bundle = Bundle.of(run)
-    check_choice(bundle.model, method, layer, head)
-    chosen = None if target is None else class_index(target, bundle.class_names)
+    check_choice(bundle.model, method, layer, head, against is not None)
+    chosen, other = (None if name is None else class_index(name, bundle.class_names) for name in (target, against))
+    if other is not None and (chosen == other or len(bundle.class_names) == 1):
+        raise ValueError(f"'{against}' cannot be explained against itself: name another class")
     bundle.model.to(where).eval()
 
     def answers() -> Iterator[Explanation]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):
-            yield from _explain_batch(bundle, names, pixels, where, method, chosen, layer, head, curves)
+            yield from _explain_batch(bundle, names, pixels, where, method, chosen, other, layer, head, curves)
 
     return answers()
 
@@ -115,6 +119,7 @@ def _explain_batch(
     device: torch.device,
     method: Method,
     target: int | None,
+    against: int | None,
     layer: int | None,
     head: int | None,
     curves: bool,
@@ -128,7 +133,10 @@ def _explain_batch(
     probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
     top = probabilities.topk(min(TOP, config.num_classes), dim=1)
     targets = top.indices[:, 0] if target is None else torch.full_like(top.indices[:, 0], target)
-    maps = explanation_maps(model, images, method, targets, layer, head)
+    others = None if against is None else torch.full_like(targets, against)
+    if target is None and others is not None:
+        targets = torch.where(targets == others, top.indices[:, 1], targets)
+    maps = explanation_maps(model, images, method, targets, layer, head, others)
     heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
     flow = rollout(seen.attention, row)
 
@@ -144,6 +152,7 @@ def _explain_batch(
             classes=tuple(bundle.class_names[k] for k in top.indices[i].tolist()),
             probabilities=tuple(top.values[i].tolist()),
             target=bundle.class_names[int(targets[i])],
+            against=None if against is None else bundle.class_names[against],
             target_probability=probabilities[i, targets[i]].item(),
             method=method,
             layer=layer,
@@ -156,14 +165,18 @@ def _explain_batch(
         )
 
 
-def evidence(bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DEFAULT) -> Tensor:
+def evidence(
+    bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DEFAULT, against: Tensor | None = None
+) -> Tensor:
     """How much each patch speaks for a class, for galleries: (B, rows, columns).
 
-    pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target: (B,). The default method costs
-    `methods.STEPS` passes forward and back an image.
+    pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target, against: (B,), as for
+    `explanation_maps`. The default method costs `methods.STEPS` passes forward and back an image.
     """
-    batches = zip(*(x.split(explained_at_once(bundle.model.config)) for x in (pixels, target)), strict=True)
-    maps = [explanation_maps(bundle.model, bundle.preprocess.normalise(p), method, t) for p, t in batches]
+    maps = []
+    for rows in torch.arange(len(pixels), device=pixels.device).split(explained_at_once(bundle.model.config)):
+        images, other = bundle.preprocess.normalise(pixels[rows]), None if against is None else against[rows]
+        maps.append(explanation_maps(bundle.model, images, method, target[rows], against=other))
     return torch.cat(maps)
 
 
@@ -201,6 +214,7 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         patch_size=patch_size,
         top=list(zip(e.classes, e.probabilities, strict=True)),
         target=(e.target, e.target_probability),
+        against=e.against,
         of_class=e.method not in CLASSLESS,
         maps={method: e.map, "attention rollout": e.rollout},
         heads=heads if e.head is None else {e.head: heads[e.head]},

@@ -21,6 +21,7 @@ def explanation(
     patch_size: tuple[int, int],
     top: Sequence[tuple[str, float]],
     target: tuple[str, float],
+    against: str | None = None,
     of_class: bool = True,
     maps: Mapping[str, np.ndarray],
     heads: Mapping[int, np.ndarray],
@@ -29,13 +30,14 @@ def explanation(
     path: Path,
 ) -> None:
     """What an answer rests on. image: (C, H, W) in 0..1; top: classes with probabilities; target: the one explained,
-    of_class: if the method asks for one.
+    against: the one it is explained against, of_class: if the method asks for one.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by number
     of the head. curves: deletion and insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     asked = f"speaks for {_short(target[0])} ({target[1]:.1%})" if of_class else "the model looks at, for any class"
+    asked += "" if against is None else f" rather than {_short(against)}"
     figure.suptitle(f"What {asked}", fontsize=14, parse_math=False)
     upper, lower = figure.subfigures(2, 1)
     axes, *map_axes = upper.subplots(1, 1 + len(maps))

@@ -193,7 +193,8 @@ def _pictures(answers: Judged, own: bool) -> str:
         "The least sure right answers": uncertain_hits(shares, answers.labels, SHOWN),
     }
     method = cheap_method(answers.bundle.model.config)
-    body = f'<p class="note">On the right of each image: what spoke for the answer, by {method.replace("_", " ")}.</p>'
+    body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
+    body += f"by {method.replace('_', ' ')}.</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):
@@ -208,26 +209,24 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
     where = next(bundle.model.parameters()).device
-    answered = shares[rows].argmax(dim=1)
-    maps = evidence(bundle, torch.from_numpy(pixels).to(where), answered.to(where), method).cpu().numpy()
+    truths = answers.labels[rows]
+    answered, second = shares[rows].topk(2).indices.unbind(dim=1)
+    others = second.where(answered == truths, truths)  # the class that the answer is told from
+    asked = (torch.from_numpy(pixels).to(where), answered.to(where), method, others.to(where))
+    maps = evidence(bundle, *asked).cpu().numpy()
     items = []
     for i, row in enumerate(rows.tolist()):
-        answer, truth = int(answered[i]), int(answers.labels[row])
+        answer, truth, other = int(answered[i]), int(truths[i]), int(others[i])
         right = answer == truth
         file = answers.images.describe(row)
         text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"
         text += confidence_bar(shares[row, answer], wrong=not right)
-        if right:
-            second = int(shares[row].topk(2).indices[1])
-            text += f"<small>or {escape(names[second])} ({shares[row, second]:.1%})</small>"
-        else:
-            text += f"<small>is {escape(names[truth])} ({shares[row, truth]:.1%})</small>"
+        text += f"<small>{'or' if right else 'is'} {escape(names[other])} ({shares[row, other]:.1%})</small>"
         place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
         if own and place.startswith("row "):  # the name by which one asks about it
             place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"
-        items.append(
-            shot(pixels[i], alt, text, [picture(heated(pixels[i], maps[i]), f"what speaks for {names[answer]}")])
-        )
+        hint = f"what speaks for {names[answer]} rather than {names[other]}"
+        items.append(shot(pixels[i], alt, text, [picture(heated(pixels[i], maps[i]), hint)]))
     return items
