@@ -45,6 +45,24 @@ def test_many_validation_images_choose_instead():
     assert round(head.C, 9) == 1e-4 and head.chosen_by == "1,000 validation images"
 
 
+def test_folds_keep_groups_whole():
+    """Ten copies of each of twenty points whose classes are a toss: across copies they are known, across points not."""
+    points = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    X, y, groups = points.repeat(10, 1), (torch.arange(20) % 2).repeat(10), np.tile(np.arange(20), 10)
+    apart, whole = fit_head(X, y, 2), fit_head(X, y, 2, groups=groups.astype(str))
+    assert apart.C > 1 and whole.C < 0.01
+    assert whole.chosen_by == "5-fold cross-validation of whole groups"
+    three = np.where(groups % 2, groups % 6, 0)  # the second class in three groups, the first in one
+    assert fit_head(X, y, 2, groups=three).chosen_by == "nothing, a class having too few groups"
+    assert fit_head(X, y, 2, groups=groups % 6).chosen_by == "3-fold cross-validation of whole groups"
+
+
+def test_a_fold_that_would_hold_out_a_whole_class_is_left_out():
+    y = torch.tensor([0, 1, 0, 0, 0, 0, 1, 1, 1])
+    head = fit_head(blobs(9, 2)[0], y, 2, groups=np.array([1, 3, 0, 1, 0, 1, 3, 0, 0]))  # both with class 1 in one fold
+    assert head.chosen_by == "1-fold cross-validation of whole groups"
+
+
 def test_a_class_without_images_is_never_answered():
     X, y = blobs(60, 3)
     head = fit_head(X, torch.where(y == 1, 3, y), 5)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of
+from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of, write_images
 
 from vitreous.card import write_shared
 from vitreous.cli.asked import asked_model
@@ -220,6 +220,15 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     assert not [file for file in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in file.read_bytes()]
     assert float(row["val_loss"]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)
     assert float(row["train_top1"]) > 0.6 and "learning_rate" not in row
+
+
+def test_a_probe_keeps_groups_whole(source, tmp_path):
+    write_images(tmp_path / "photos", 24)  # 000.png to 023.png: three groups, one of which is for validation
+    options = {"source": str(tmp_path / "photos"), "group": r"(\d\d)\d\.png", "val_fraction": 1 / 3}
+    start = {"weights": str(source), "probe": True}
+    recipe = make_recipe({"epochs": 1, "precision": "float32", "data": options, "start": start}, "test")
+    run = fit(recipe, out=tmp_path / "run", console=Console(file=io.StringIO()), pictures=False)
+    assert run.results["probe"]["chosen_by"] == "2-fold cross-validation of whole groups"
 
 
 def test_a_probe_replaces_a_head_of_its_own_classes(started, tmp_path):

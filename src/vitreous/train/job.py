@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.augment import plan
 from vitreous.data.check import check, differs, summary
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
 from vitreous.files import read_json, shorten, write_csv
@@ -261,7 +261,10 @@ class Job:
         say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 
     def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:
-        return fit_head(*features["train"], len(self.data.class_names), features.get("val"), self.recipe.seed)
+        pattern = self.recipe.data.group
+        groups = None if pattern is None else groups_of(self.plain_batches.images, pattern)
+        classes = len(self.data.class_names)
+        return fit_head(*features["train"], classes, features.get("val"), self.recipe.seed, groups)
 
     def _set_head(self, head: Head) -> None:
         linear = self.engine.unwrap(self.model).head

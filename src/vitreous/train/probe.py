@@ -27,34 +27,53 @@ class Head(NamedTuple):
 
 
 def fit_head(
-    features: Tensor, labels: Tensor, num_classes: int, val: tuple[Tensor, Tensor] | None = None, seed: int = 0
+    features: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    val: tuple[Tensor, Tensor] | None = None,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> Head:
     """Multinomial logistic regression of labels (N,) on standardised features (N, D), folded into one linear map.
 
     Its penalty is the one of the smallest loss on the validation images, or, where these are few, on stratified folds
-    of the training images, which `seed` draws; then all training images are used. Raises ValueError for one class.
+    of the training images, which `seed` draws; then all training images are used. groups: (N,), each of which is kept
+    in one fold. Raises ValueError for one class.
     """
-    from sklearn.model_selection import StratifiedKFold
-
     X, y = features.double().numpy(), labels.numpy()
     counts = np.unique(y, return_counts=True)[1]
     if len(counts) < 2:
         raise ValueError(f"all {len(y)} training images are of one class: a head needs at least two")
-    folds = min(FOLDS, int(counts.min()))
     if val is not None and len(val[1]) >= ENOUGH:
         chosen_by = f"{len(val[1]):,} validation images"
         parts = [(X, y, *val)]
-    elif folds > 1:
-        chosen_by = f"{folds}-fold cross-validation"
-        splits = StratifiedKFold(folds, shuffle=True, random_state=seed % 2**32).split(X, y)
-        parts = [(X[fit], y[fit], features[held], labels[held]) for fit, held in splits]
     else:
-        chosen_by, parts = "nothing, a class having a single image", []
+        splits = _folds(y, groups, seed % 2**32)
+        chosen_by = f"{len(splits)}-fold cross-validation" if splits else "nothing, a class having a single image"
+        if groups is not None:
+            chosen_by = f"{chosen_by} of whole groups" if splits else "nothing, a class having too few groups"
+        parts = [(X[fit], y[fit], features[held], labels[held]) for fit, held in splits]
 
     losses = {C: sum(_loss(_logistic(x, t, num_classes, C), *held) for x, t, *held in parts) for C in STRENGTHS}
     C = min(losses, key=losses.get) if parts else 1.0
     weight, bias = _logistic(X, y, num_classes, C)
     return Head(torch.from_numpy(weight).float(), torch.from_numpy(bias).float(), C, chosen_by)
+
+
+def _folds(y: np.ndarray, groups: np.ndarray | None, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Rows to fit and rows held out, of each stratified fold of labels (N,): none where a class is too small for two.
+
+    A fold of whole groups that would hold out all images of a class is left out.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    units = y if groups is None else np.unique(np.stack([y, np.unique(groups, return_inverse=True)[1]]), axis=1)[0]
+    folds = min(FOLDS, int(np.unique(units, return_counts=True)[1].min()))
+    if folds < 2:
+        return []
+    cut = (StratifiedKFold if groups is None else StratifiedGroupKFold)(folds, shuffle=True, random_state=seed)
+    splits = cut.split(y, y, groups)
+    return [(fit, held) for fit, held in splits if len(np.unique(y[fit])) == len(np.unique(y))]
 
 
 def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple[np.ndarray, np.ndarray]:
