@@ -296,6 +296,26 @@ def test_an_evaluation_has_its_report(tmp_path):
     assert sum(not of_an_answer(image["alt"]) for image in page.images) == 12
 
 
+def test_figures_of_images_that_the_run_has_used_come_with_a_caution(tmp_path):
+    bundle = replace(tiny_bundle(), temperature=1.5)
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    cautions = {"val": "helped to choose the model, so", "train": "The model learnt from these images, so"}
+    for name in ("train", "val", "test"):
+        for data in (None, "photos"):
+            own = judged._replace(name=name)
+            evaluation_report(tmp_path / "r.html", own, model="m", data=data, environment=ENVIRONMENT)
+            text = Page(tmp_path / "r.html").text
+            assert {key for key in cautions if cautions[key] in text} == ({name} & {*cautions} if not data else set())
+            assert ("Fitted on these very images" in text) == (name == "val" and data is None)
+
+
+def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
+    judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
+    assert "Fitted on these" not in answer_sections({"val": judged})[2].body
+    judged = judged._replace(bundle=replace(judged.bundle, temperature=2.0))
+    assert "Fitted on these" in answer_sections({"val": judged})[2].body
+
+
 def test_a_split_of_one_image_is_enough(tmp_path):
     split = tiny_set().test
     judged = judge(

@@ -68,7 +68,7 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
     return [
         Section("confusion", "Confusion", where + _confusion(counts, names)),
         Section("classes", "Classes", _classes(counts, names)),
-        Section("calibration", "Calibration", _calibration(answers)),
+        Section("calibration", "Calibration", _calibration(answers, fitted_here=own and split == "val")),
         Section("gallery", "Mistakes and doubts", _pictures(answers, own)),
     ]
 
@@ -162,8 +162,8 @@ def _head(*names: str, text: int = 1) -> str:
     return f"<thead><tr>{''.join(cells)}</tr></thead>"
 
 
-def _calibration(answers: Judged) -> str:
-    """Reliability as trained and at the bundle's temperature."""
+def _calibration(answers: Judged, fitted_here: bool) -> str:
+    """Reliability as trained and at the bundle's temperature. fitted_here: whether that was fitted on these images."""
     temperature = answers.bundle.temperature
     charts = [reliability_chart("ECE as trained", reliability(answers.logits, answers.labels))]
     if temperature != 1:
@@ -173,6 +173,8 @@ def _calibration(answers: Judged) -> str:
             f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
             "kept with the model and used by <code>vitreous predict</code>. No answer changes by it."
         )
+        if fitted_here:
+            text += " Fitted on these very images: on others the error will be larger."
     else:
         text = (
             "The temperature is 1: there were no validation images to fit another on, or too few mistakes among them "

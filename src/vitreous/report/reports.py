@@ -22,6 +22,11 @@ from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, galle
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
+# what figures of a run's own images are worth
+CAUTION = {
+    "val": "These validation images helped to choose the model, so the figures may be too good.",
+    "train": "The model learnt from these images, so the figures are too good.",
+}
 
 
 def train_report(
@@ -98,7 +103,7 @@ def evaluation_report(
     shots = [shot(image, name, escape(name)) for image, name in zip(pixels, names, strict=True)]
     seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
     sections = [
-        results_section({judged.name: judged}, tiles, ""),
+        results_section({judged.name: judged}, tiles, CAUTION.get(judged.name, "") if data is None else ""),
         *answer_sections({judged.name: judged}, own=data is None),
         Section("samples", "What the model saw", seen),
         Section("speed", "Speed and memory", _speed({}, {judged.name: judged}, None, environment)),
