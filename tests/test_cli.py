@@ -132,6 +132,9 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert lines[2] == "1.0000  bee  photos/test/bee/002.png" and len(lines) == 7
     code, out, _ = vitreous("embed", "run", "--k", 1)
     assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out
+    assert out.endswith("\nthe model learnt from these images: --split test says more\n")
+    for other in (["run", "photos"], ["run", "--split", "val"]):
+        assert "learnt" not in vitreous("embed", *other)[1]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

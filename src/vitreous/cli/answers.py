@@ -174,6 +174,9 @@ def embed(
         how = "neighbours from train"
     accuracy = knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")
+    if data is None and split == "train":
+        more = "" if image_set.judged == split else f": --split {image_set.judged} says more"
+        print(f"the model learnt from these images{more}")
     if out is not None:
         write_parquet(own, out)
         print(f"written to {out}")
