@@ -1,5 +1,6 @@
 """Figures of a classifier, against values worked out by hand and against scikit-learn."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from vitreous.metrics import (
     NAMES,
     calibration_error,
+    chance_error,
     classification_metrics,
     confusion,
     figure_text,
@@ -157,6 +159,35 @@ def test_a_model_that_is_right_as_often_as_it_says_has_no_error():
     logits, labels = sure([0.75] * 8), torch.tensor([0] * 6 + [1] * 2)
     assert calibration_error(reliability(logits, labels)) == pytest.approx(0, abs=1e-12)
     assert calibration_error(reliability(logits, 1 - labels)) == pytest.approx(0.5)
+
+
+def drawn(count, seed, sharper=1.0):
+    """Logits (count, 4) of a model that is `sharper` than it should be, and labels drawn as it should say."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(count, 4, generator=generator)
+    return sharper * logits, torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+
+
+def test_chance_errors_are_those_of_a_calibrated_model():
+    """Of 100 calibrated models about five lie above the 95th percentile; of overconfident ones nearly all."""
+    calibrated, sharp = [], []
+    for seed in range(100):
+        for found, sharper in ((calibrated, 1.0), (sharp, 2.0)):
+            logits, labels = drawn(300, seed, sharper)
+            found.append((calibration_error(reliability(logits, labels)), *chance_error(logits)))
+    assert 1 <= sum(error > high for error, _, high in calibrated) <= 10
+    assert np.mean([error for error, *_ in calibrated]) == pytest.approx(
+        np.mean([mean for _, mean, _ in calibrated]), rel=0.05
+    )
+    assert sum(error > high for error, _, high in sharp) > 95
+    logits = drawn(300, 0, 3.0)[0]
+    assert chance_error(logits, 3.0) == pytest.approx(chance_error(logits / 3), rel=1e-6)
+
+
+def test_chance_errors_grow_as_images_get_fewer():
+    errors = [chance_error(drawn(count, 0)[0]) for count in (20, 80, 320, 1280)]
+    for (mean, high), (less, lower) in itertools.pairwise(errors):
+        assert high > mean > 1.4 * less and high > 1.4 * lower  # about halved by four times the images
 
 
 @pytest.mark.parametrize(("right", "count", "margin"), [(60, 80, 5.0), (90, 100, 1.0), (55, 100, 2.0)])

@@ -112,16 +112,35 @@ class Reliability(NamedTuple):
 def reliability(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = BINS) -> Reliability:
     """How often answers are right, by how sure the model is: logits (N, K), labels (N,)."""
     confidence, answers = (logits.double() / temperature).softmax(dim=1).max(dim=1)
-    rows = (confidence * bins).ceil().long().clamp(1, bins) - 1
+    rows = _bin_of(confidence, bins)
     count = torch.bincount(rows, minlength=bins).double()
     sure = torch.bincount(rows, weights=confidence, minlength=bins) / count.clamp(min=1)
     right = torch.bincount(rows, weights=(answers == labels).double(), minlength=bins) / count.clamp(min=1)
     return Reliability(count.long().numpy(), sure.numpy(), right.numpy())
 
 
+def _bin_of(confidence: Tensor, bins: int) -> Tensor:
+    return (confidence * bins).ceil().long().clamp(1, bins) - 1
+
+
 def calibration_error(bins: Reliability) -> float:
     """Expected calibration error: the mean distance of confidence from accuracy over all answers (Guo et al. 2017)."""
     return float((bins.count * np.abs(bins.confidence - bins.accuracy)).sum() / bins.count.sum())
+
+
+def chance_error(logits: Tensor, temperature: float = 1.0, bins: int = BINS, draws: int = 200) -> tuple[float, float]:
+    """The calibration error that a model as sure as this one shows by chance if it is right as often as it says.
+
+    logits (N, K). Of so many draws, in which each answer is right with its confidence, the mean and the 95th percentile
+    (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images it is above 0 by chance.
+    """
+    confidence = (logits.double() / temperature).softmax(dim=1).amax(dim=1)
+    rows, generator = _bin_of(confidence, bins), torch.Generator().manual_seed(0)
+    errors = torch.zeros(draws, dtype=torch.float64)
+    for i in range(draws):
+        surprise = confidence - torch.bernoulli(confidence, generator=generator)
+        errors[i] = torch.bincount(rows, weights=surprise).abs().sum() / len(confidence)
+    return errors.mean().item(), errors.quantile(0.95).item()
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

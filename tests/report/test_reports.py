@@ -17,6 +17,7 @@ from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 from vitreous.card import UNTESTED
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
+from vitreous.metrics import chance_error
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe
 from vitreous.report import answers, evaluation_report, train_report
@@ -290,6 +291,8 @@ def test_an_evaluation_has_its_report(tmp_path):
     page = Page(tmp_path / "report.html")
     assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text
     assert f"{judged.figures['top1']:.2%}" in page.text and "vitreous evaluate run 'x & y'" in page.text
+    mean, most = chance_error(judged.logits, 1.5)
+    assert f"as sure as this one, would show {mean:.2%} on 12 images, and up to {most:.2%} in 19 of 20" in page.text
     assert "ECE at temperature 1.5" in page.text and "learning" not in page.ids
     assert re.search(r"\brow \d", page.text) and "test:" not in page.text  # by which one asks about own images
     assert all(url.startswith("data:") for url in page.loaded)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
-from vitreous.metrics import NAMES, confusion, figure_text, reliability, top1_interval, wilson
+from vitreous.metrics import NAMES, chance_error, confusion, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
@@ -184,7 +184,13 @@ def _calibration(answers: Judged, fitted_here: bool) -> str:
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
         "ECE is the mean distance from that, over all answers."
     )
-    return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
+    mean, most = chance_error(answers.logits, temperature)
+    chance = (
+        f"By chance a perfectly calibrated model, as sure as this one, would show {mean:.2%} on "
+        f"{len(answers.labels):,} images, and up to {most:.2%} in 19 of 20 cases."
+    )
+    note = f'<p class="note">{chance}</p>'
+    return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>{note}'
 
 
 def _pictures(answers: Judged, own: bool) -> str:
