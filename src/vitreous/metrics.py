@@ -56,7 +56,8 @@ def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | No
     """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall and f1 (macro, micro).
 
     `top5` is None for five classes or fewer. Macro figures average the classes that occur in labels or answers, over
-    the whole split at once; a class never answered counts as precision 0.
+    the whole split at once; a class never answered counts as precision 0, one without images that is answered as
+    recall 0.
     """
     from sklearn.metrics import precision_recall_fscore_support
 

@@ -21,7 +21,7 @@ from vitreous.metrics import chance_error
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe
 from vitreous.report import answers, evaluation_report, train_report
-from vitreous.report.answers import answer_sections
+from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.pictures import cheap_method
 from vitreous.train import outcome
 from vitreous.train.run import fit
@@ -317,6 +317,15 @@ def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     assert "Fitted on these" not in answer_sections({"val": judged})[2].body
     judged = judged._replace(bundle=replace(judged.bundle, temperature=2.0))
     assert "Fitted on these" in answer_sections({"val": judged})[2].body
+
+
+def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_path):
+    judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
+    same, told = judged.logits.argmax(dim=1), "in which one without images that was answered counts as recall 0"
+    assert same.unique().numel() > 1
+    for labels in (same, torch.full_like(same, int(same[0]))):
+        body = results_section({"test": judged._replace(labels=labels)}, {}, "").body
+        assert (told in body) == (labels is not same)
 
 
 def test_a_split_of_one_image_is_enough(tmp_path):

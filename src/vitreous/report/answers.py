@@ -38,11 +38,15 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
             cells = "".join(f"<td>{_figure(key, split)}</td>" for split in figures.values())
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    counts = [confusion(answers.logits, answers.labels) for answers in judged.values()]
+    absent = any(((each.sum(axis=1) == 0) & (each.sum(axis=0) > 0)).any() for each in counts)
+    macro = "Macro figures are means over the classes"
+    macro += ", in which one without images that was answered counts as recall 0." if absent else "."
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
 <p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
 <div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
-many such images. Macro figures are means over the classes.</p></div></div>"""
+many such images. {macro}</p></div></div>"""
     return Section("results", "Results", body)
 
 
