@@ -39,6 +39,8 @@ def test_the_table_holds_the_runs_own_figures(runs):
     a, b = results_of(runs / "a"), results_of(runs / "b")
     assert rows["test top-1"] == [f"{a['test']['top1']:.2%}", f"{b['test']['top1']:.2%}"]
     assert rows["validation top-1"] == [f"{a['val']['top1']:.2%}", ""]
+    assert rows["test F1, macro"] == [f"{r['test']['f1_macro']:.2%}" for r in (a, b)]
+    assert rows["validation F1, macro"] == [f"{a['val']['f1_macro']:.2%}", ""]
     assert rows["parameters"] == [f"{a['params']:,}"] * 2 and rows["epochs"] == ["3", "1"]
     assert rows["seconds"] == [f"{r['train_seconds']:,.0f}" for r in (a, b)]
     assert rows["training images/s"] == [f"{r['images_per_second']:,.0f}" for r in (a, b)]
@@ -99,6 +101,7 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     assert intervals[0][0] == f"{low:.2%} to {high:.2%}" and intervals[1][0] == ""
     spread = f"{cross.results['top1_mean']:.2%} ± {cross.results['top1_sd']:.2%} (n = 5)"
     assert rows["  by fold, mean ± sd"] == [spread, ""]
+    assert rows["test F1, macro"][0] == ""  # a mean over folds is not that of all images
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
     assert "not judged on the same test images" in judged_apart([read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert judged_apart([read_run(tmp_path / "cv")] * 2) == ""
@@ -138,6 +141,13 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 to 2, p = 0.11)"
+
+
+def test_a_p_value_comes_with_what_it_is_about(vitreous, runs, tmp_path):
+    sentence = "p is about these trained models on these images: another seed is another model."
+    for others, told in (([runs / "b"], True), ([], False)):  # one run alone has no p
+        code, out, _ = vitreous("compare", runs / "a", *others, "--out", tmp_path / "c.html")
+        assert code == 0 and (sentence in out.splitlines()) == (sentence in (tmp_path / "c.html").read_text()) == told
 
 
 def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def compare(
     from rich.console import Console
 
     from vitreous.files import check_file
-    from vitreous.report.compare import compare_page, judged_apart, read_run, render
+    from vitreous.report.compare import about_p, compare_page, figures, judged_apart, read_run, render
 
     if out is not None:
         check_file(out, ".html")
@@ -74,6 +74,8 @@ def compare(
     console = Console()
     for table in render(read):
         console.print(table)
+    if note := about_p(figures(read)):
+        print(note)
     if differ := judged_apart(read):
         print(differ)
     if out is not None:

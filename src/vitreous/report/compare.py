@@ -24,6 +24,8 @@ from vitreous.weights.bundle import find_record
 # by which the pixels of the same images differ
 FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "start.weights")
 
+AGAINST = "  against the first"  # what the rows with p-values are called
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -113,11 +115,13 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row("data", lambda run: run.data["name"]),
         row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
-        row("  against the first", lambda run: against(runs[0], run, "test")),
+        row(AGAINST, lambda run: against(runs[0], run, "test")),
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
+        row("test F1, macro", of("test", "f1_macro")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
-        row("  against the first", lambda run: against(runs[0], run, "val")),
+        row(AGAINST, lambda run: against(runs[0], run, "val")),
+        row("validation F1, macro", of("val", "f1_macro")),
         row("test loss", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
         row("test images", of("test", "count")),
@@ -147,6 +151,13 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     lost = sum(right and not theirs[image] for image, right in ours.items())
     p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} to {lost}, p = {p:.2g})"
+
+
+def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
+    """A sentence on the p-values among the texts of `figures`; "" where there are none."""
+    if not any("p = " in text for name, texts in rows if name == AGAINST for text in texts):
+        return ""
+    return "p is about these trained models on these images: another seed is another model."
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
@@ -197,8 +208,10 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
         rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged]
         if rows:
             charts += interval_chart(f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals", rows)
+    rows = figures(runs)
+    note = f'<p class="note">{about_p(rows)}</p>' if about_p(rows) else ""
     sections = [
-        Section("results", "Results", charts + _table(figures(runs), names, "Results")),
+        Section("results", "Results", charts + _table(rows, names, "Results") + note),
         Section("learning", "Learning", _curves(runs)),
         Section("recipes", "Recipes", _recipes(runs)),
     ]
