@@ -14,6 +14,7 @@ from vitreous.metrics import (
     chance_error,
     classification_metrics,
     confusion,
+    coverage,
     figure_text,
     fit_temperature,
     reliability,
@@ -188,6 +189,17 @@ def test_chance_errors_grow_as_images_get_fewer():
     errors = [chance_error(drawn(count, 0)[0]) for count in (20, 80, 320, 1280)]
     for (mean, high), (less, lower) in itertools.pairwise(errors):
         assert high > mean > 1.4 * less and high > 1.4 * lower  # about halved by four times the images
+
+
+def test_coverage_counts_the_answers_that_are_sure_enough():
+    logits, labels = sure([0.55, 0.75, 0.9, 0.97, 0.05]), torch.tensor([0, 1, 0, 0, 0])  # the last one answers 1: wrong
+    assert coverage(logits, labels, 1.0, (0.5, 0.7, 0.95, 0.98)) == [
+        (0.5, 5, 3),
+        (0.7, 4, 2),
+        (0.95, 2, 1),
+        (0.98, 0, 0),
+    ]
+    assert coverage(logits, labels, 2.0, (0.8,)) == [(0.8, 2, 1)]  # 0.97 becomes 0.85, 0.95 becomes 0.81, 0.9 0.75
 
 
 @pytest.mark.parametrize(("right", "count", "margin"), [(60, 80, 5.0), (90, 100, 1.0), (55, 100, 2.0)])

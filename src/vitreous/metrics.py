@@ -1,5 +1,6 @@
 """Figures of a classifier and how far they can be trusted; rates are fractions of 1."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +143,21 @@ def chance_error(logits: Tensor, temperature: float = 1.0, bins: int = BINS, dra
         surprise = confidence - torch.bernoulli(confidence, generator=generator)
         errors[i] = torch.bincount(rows, weights=surprise).abs().sum() / len(confidence)
     return errors.mean().item(), errors.quantile(0.95).item()
+
+
+class Covered(NamedTuple):
+    """The answers whose probability is at least a threshold."""
+
+    threshold: float
+    count: int
+    right: int
+
+
+def coverage(logits: Tensor, labels: Tensor, temperature: float, thresholds: Sequence[float]) -> list[Covered]:
+    """How many answers are at least so sure, and how many of these are right: logits (N, K), labels (N,)."""
+    confidence, answers = (logits.double() / temperature).softmax(dim=1).max(dim=1)
+    kept = [(threshold, confidence >= threshold) for threshold in thresholds]
+    return [Covered(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

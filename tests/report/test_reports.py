@@ -319,6 +319,22 @@ def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     assert "Fitted on these" in answer_sections({"val": judged})[2].body
 
 
+def test_answers_are_counted_from_how_sure_they_are_on():
+    bundle = replace(tiny_bundle(), temperature=2.0)
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    shares = torch.tensor([0.98, 0.96, 0.96, 0.6] * 3, dtype=torch.float64)  # of the first class, at the temperature
+    others = (1 - shares).div(2).log()
+    logits = 2 * torch.stack([shares.log(), others, others], dim=1)
+    labels = torch.tensor([0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0])
+    body = answer_sections({"test": judged._replace(logits=logits, labels=labels)})[2].body
+    row = r'row">(\d+%)</th><td>(\d+)</td><td>([\d.]+%)</td><td>(.*?)</td><td><small>(.*?)</small></td><td>(\d+)'
+    assert re.findall(row, body) == [
+        ("50%", "12", "100.0%", "75.0%", "46.8% &ndash; 91.1%", "3"),
+        *((t, "9", "75.0%", "88.9%", "56.5% &ndash; 98.0%", "1") for t in ("80%", "90%", "95%")),
+        ("99%", "0", "0.0%", "", "", "0"),
+    ]
+
+
 def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
     same, told = judged.logits.argmax(dim=1), "in which one without images that was answered counts as recall 0"

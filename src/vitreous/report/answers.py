@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
-from vitreous.metrics import NAMES, chance_error, confusion, figure_text, reliability, top1_interval, wilson
+from vitreous.metrics import NAMES, chance_error, confusion, coverage, figure_text, reliability, top1_interval, wilson
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
@@ -21,6 +21,7 @@ FEW = 5  # classes up to which a confusion matrix has large squares
 NUMBERED = 20  # classes up to which a confusion matrix shows numbers
 HARDEST = 20  # classes that are shown at once
 PAIRS = 10  # confusions that are listed
+THRESHOLDS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of confidence, for which answers are counted
 
 
 def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: str) -> Section:
@@ -193,8 +194,26 @@ def _calibration(answers: Judged, fitted_here: bool) -> str:
         f"By chance a perfectly calibrated model, as sure as this one, would show {mean:.2%} on "
         f"{len(answers.labels):,} images, and up to {most:.2%} in 19 of 20 cases."
     )
-    note = f'<p class="note">{chance}</p>'
-    return f'<p>{meaning} {text}</p>{reliability_legend()}<div class="grid">{"".join(charts)}</div>{note}'
+    shown = f'{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
+    return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>{_coverage(answers)}'
+
+
+def _coverage(answers: Judged) -> str:
+    """From how sure on the answers can be trusted: a row for each threshold."""
+    count, rows = len(answers.labels), []
+    for threshold, kept, right in coverage(answers.logits, answers.labels, answers.bundle.temperature, THRESHOLDS):
+        share = interval = ""
+        if kept:
+            low, high = wilson(right, kept)
+            share, interval = f"{right / kept:.1%}", f"{low:.1%} &ndash; {high:.1%}"
+        rows.append(
+            f'<tr><th scope="row">{threshold:.0%}</th><td>{kept:,}</td><td>{kept / count:.1%}</td><td>{share}</td>'
+            f"<td><small>{interval}</small></td><td>{kept - right:,}</td></tr>"
+        )
+    head = _head("at least so sure", "answers", "of all", "right among them", "95% interval", "mistakes left")
+    table = f'<table class="wide">{head}<tbody>{"".join(rows)}</tbody></table>'
+    note = '<p class="note">A threshold chosen here should be checked on other images.</p>'
+    return f"<h3>From how sure on can it be trusted?</h3>{scroll(table, 'Answers by confidence')}{note}"
 
 
 def _pictures(answers: Judged, own: bool) -> str:
