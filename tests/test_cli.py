@@ -380,6 +380,9 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
             rows = list(csv.DictReader(file))
         assert [row["row"] for row in rows] == [str(i) for i in range(figures[split]["count"])]
         right = [row for row in rows if row["class"] == row["answer"]]
+        with (tmp_path / split / "classes.csv").open() as file:
+            classes = list(csv.DictReader(file))
+        assert {row["split"] for row in classes} == {split} and sum(int(row["right"]) for row in classes) == len(right)
         assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
         assert all(f"/{row['class']}/" in row["image"] for row in rows)
         assert all(row["probability"] == row["probability_of_class"] for row in right)

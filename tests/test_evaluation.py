@@ -13,7 +13,7 @@ from vitreous import evaluation
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate, judge, judge_run, own_data
+from vitreous.evaluation import evaluate, judge, judge_run, own_data, write_classes
 from vitreous.metrics import classification_metrics
 from vitreous.train.run import fit
 
@@ -263,3 +263,14 @@ def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, 
     recipe = tiny_recipe(epochs=1, data={"source": "photos", "skip_broken": True, "val_fraction": 0.25})
     run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12
+
+
+def test_a_share_of_nothing_is_left_empty(tmp_path):
+    write_classes({"val": np.array([[2, 1], [0, 0]]), "test": np.array([[0, 0], [0, 0]])}, ("a", "b,c"), tmp_path / "x")
+    assert (tmp_path / "x").read_text().splitlines() == [
+        "split,class,images,answered,right,recall,precision,f1",
+        "val,a,3,2,2,0.666667,1,0.8",
+        'val,"b,c",0,1,0,,0,0',
+        "test,a,0,0,0,,,",
+        'test,"b,c",0,0,0,,,',
+    ]

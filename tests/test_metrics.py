@@ -12,6 +12,7 @@ from vitreous.metrics import (
     NAMES,
     calibration_error,
     chance_error,
+    class_figures,
     classification_metrics,
     confusion,
     coverage,
@@ -254,3 +255,13 @@ def test_too_few_images_fit_nothing():
 def test_a_model_that_knows_nothing_is_made_unsure():
     logits, labels = torch.randn(300, 4, generator=torch.Generator().manual_seed(2)), torch.arange(300) % 4
     assert 3 < fit_temperature(10 * logits, labels) <= 20
+
+
+def test_figures_of_a_class_are_its_own_and_none_where_they_are_of_nothing():
+    found = class_figures(np.array([[3, 1, 0, 0], [0, 4, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]))
+    assert found == [
+        (4, 5, 3, 3 / 4, 3 / 5, 6 / 9),
+        (4, 5, 4, 1, 4 / 5, 8 / 9),
+        (2, 0, 0, 0, None, 0),
+        (0, 0, 0, *[None] * 3),
+    ]

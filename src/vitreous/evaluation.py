@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from vitreous.data.sources import load
 from vitreous.data.stores import Images
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import read_json, write_csv
-from vitreous.metrics import classification_metrics
+from vitreous.metrics import ClassFigures, class_figures, classification_metrics
 from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
@@ -93,6 +93,16 @@ def _lines(judged: Judged) -> Iterator[tuple[object, ...]]:
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
         shares = [f"{probabilities[i, k]:.6g}" for k in (answer, label)]
         yield judged.name, judged.rows[i], judged.images.describe(i), names[label], names[answer], *shares
+
+
+def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], path: Path) -> None:
+    """A line a class of each split, by its `metrics.confusion` (K, K); a share of nothing is left empty."""
+    lines = [
+        (split, name, *(f"{value:.6g}" if isinstance(value, float) else value for value in figures))
+        for split, each in counts.items()
+        for name, figures in zip(class_names, class_figures(each), strict=True)
+    ]
+    write_csv(path, ("split", "class", *ClassFigures._fields), lines)
 
 
 def evaluate(

@@ -91,6 +91,36 @@ def confusion(logits: Tensor, labels: Tensor) -> np.ndarray:
     return torch.bincount(labels * K + logits.argmax(dim=1), minlength=K * K).view(K, K).numpy()
 
 
+class ClassFigures(NamedTuple):
+    """What became of a class; a share of nothing is None."""
+
+    images: int
+    answered: int
+    """How often it was the answer."""
+    right: int
+    recall: float | None
+    """Of its images, the share that was found."""
+    precision: float | None
+    """Of the answers that name it, the share that is right."""
+    f1: float | None
+
+
+def class_figures(counts: np.ndarray) -> list[ClassFigures]:
+    """The figures of each class, in their order, by a `confusion` (K, K)."""
+    sums = zip(counts.sum(axis=1).tolist(), counts.sum(axis=0).tolist(), np.diag(counts).tolist(), strict=True)
+    return [
+        ClassFigures(
+            images,
+            answered,
+            right,
+            recall=right / images if images else None,
+            precision=right / answered if answered else None,
+            f1=2 * right / (images + answered) if images + answered else None,
+        )
+        for images, answered, right in sums
+    ]
+
+
 def wilson(hits: int, count: int) -> tuple[float, float]:
     """The 95% interval of a share of which `hits` of `count` were seen (Wilson 1927): within 0..1 even at its ends."""
     if not 0 <= hits <= count or count < 1:

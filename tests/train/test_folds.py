@@ -175,6 +175,10 @@ def test_every_image_has_the_answer_of_a_model_that_had_not_seen_it(finished):
     for fold, top1 in enumerate(finished.results["top1"], start=1):
         own = [row for row in rows if row["fold"] == str(fold)]
         assert len(own) == 16 and sum(row["answer"] == row["class"] for row in own) / 16 == top1
+    with (finished.folder / "classes.csv").open() as file:
+        counted = [(row["split"], row["class"], row["images"], row["right"]) for row in csv.DictReader(file)]
+    right = [sum(row["class"] == row["answer"] == name for row in rows) for name in CLASSES]
+    assert counted == [("test", name, "16", str(hits)) for name, hits in zip(CLASSES, right, strict=True)]
     labels = tiny_set().train.labels
     assert all(row["class"] == CLASSES[labels[int(row["image"].removeprefix("row "))]] for row in rows)
     assert not (finished.folder / "confusion.png").exists()  # nor other pictures

@@ -332,6 +332,21 @@ def answers_of(folder):
         return list(csv.DictReader(file))
 
 
+def test_the_figures_of_each_class_are_those_of_the_answers(trained):
+    run = trained(tiny_recipe(), tiny_set())
+    with (run.folder / "classes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["split"], row["class"]) for row in rows] == [(s, name) for s in ("val", "test") for name in CLASSES]
+    for split in ("val", "test"):
+        own, found = ([row for row in each if row["split"] == split] for each in (answers_of(run.folder), rows))
+        for row in found:
+            assert int(row["images"]) == sum(answer["class"] == row["class"] for answer in own)
+            assert int(row["answered"]) == sum(answer["answer"] == row["class"] for answer in own)
+            assert int(row["right"]) == sum(answer["class"] == answer["answer"] == row["class"] for answer in own)
+        recalls = [float(row["recall"]) for row in found]
+        assert sum(recalls) / 3 == pytest.approx(run.results[split]["recall_macro"], abs=1e-5)
+
+
 def test_every_answer_is_written_down(trained):
     data = tiny_set()
     run = trained(tiny_recipe(), data)
@@ -1417,6 +1432,7 @@ def test_the_run_folder_holds_everything(trained, pictures):
         "data.json",
         "metrics.csv",
         "answers.csv",
+        "classes.csv",
         "results.json",
         "report.html",
         "model/model.safetensors",

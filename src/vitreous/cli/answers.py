@@ -20,7 +20,7 @@ def evaluate(
         typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write results.json, answers.csv and report.html into this folder.")
+        Path | None, typer.Option(help="Write results.json, answers.csv, classes.csv and report.html into this folder.")
     ] = None,
     skip_broken: SkipBroken = False,
     arch: Architecture = None,
@@ -31,12 +31,12 @@ def evaluate(
     from rich.console import Console
 
     from vitreous.cli.asked import asked_model
-    from vitreous.evaluation import judge_run, write_answers
+    from vitreous.evaluation import judge_run, write_answers, write_classes
     from vitreous.files import check_folder, check_free, write_json
 
     if out is not None:
         check_folder(out)
-        files = [out / name for name in ("results.json", "answers.csv", "report.html")]
+        files = [out / name for name in ("results.json", "answers.csv", "classes.csv", "report.html")]
         check_free(files, files[0], '"ece_unscaled"')
     model = asked_model(run, arch, revision)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
@@ -47,6 +47,7 @@ def evaluate(
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device, pick_precision
+        from vitreous.metrics import confusion
         from vitreous.prediction import own_precision
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
@@ -54,6 +55,8 @@ def evaluate(
         where = pick_device(device)
         write_json(out / "results.json", {judged.name: judged.figures})
         write_answers([judged], out / "answers.csv")
+        counts = {judged.name: confusion(judged.logits, judged.labels)}
+        write_classes(counts, judged.bundle.class_names, out / "classes.csv")
         evaluation_report(
             out / "report.html",
             judged,

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
-from vitreous.metrics import NAMES, chance_error, confusion, coverage, figure_text, reliability, top1_interval, wilson
+from vitreous.metrics import (
+    NAMES,
+    chance_error,
+    class_figures,
+    confusion,
+    coverage,
+    figure_text,
+    reliability,
+    top1_interval,
+    wilson,
+)
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
@@ -135,19 +145,18 @@ def _pairs(counts: np.ndarray, names: Sequence[str]) -> str:
 
 def _classes(counts: np.ndarray, names: Sequence[str]) -> str:
     """Per class: images, the share that is found with its interval, precision and F1; the hardest first."""
-    images, answered, right = counts.sum(axis=1), counts.sum(axis=0), np.diag(counts)
-    recall = right / np.maximum(images, 1)
-    rows = []
-    for k in sorted(range(len(names)), key=lambda k: (images[k] == 0, recall[k], k)):
-        low, high = wilson(int(right[k]), int(images[k])) if images[k] else (0.0, 0.0)
-        found = f"{recall[k]:.1%}" if images[k] else "no images"
-        interval = f"{low:.1%} &ndash; {high:.1%}" if images[k] else ""
-        bar = share_bar(recall[k], low, high) if images[k] else ""
-        precision = f"{right[k] / answered[k]:.1%}" if answered[k] else "&ndash;"
-        f1 = f"{2 * right[k] / (images[k] + answered[k]):.1%}" if images[k] + answered[k] else ""
+    figures, rows = class_figures(counts), []
+    for k in sorted(range(len(names)), key=lambda k: (figures[k].recall is None, figures[k].recall, k)):
+        images, _, right, recall, precision, f1 = figures[k]
+        bar, found, interval = "", "no images", ""
+        if images:
+            low, high = wilson(right, images)
+            bar, found, interval = share_bar(recall, low, high), f"{recall:.1%}", f"{low:.1%} &ndash; {high:.1%}"
+        precision = "&ndash;" if precision is None else f"{precision:.1%}"
+        f1 = "" if f1 is None else f"{f1:.1%}"
         rows.append(
             f'<tr><th scope="row" class="name">{escape(names[k])}</th><td class="fill">{bar}</td><td>{found}</td>'
-            f"<td><small>{interval}</small></td><td>{precision}</td><td>{f1}</td><td>{images[k]:,}</td></tr>"
+            f"<td><small>{interval}</small></td><td>{precision}</td><td>{f1}</td><td>{images:,}</td></tr>"
         )
     head = _head("class", "", "found (recall)", "95% interval", "precision", "F1", "images")
 

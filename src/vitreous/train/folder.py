@@ -25,6 +25,7 @@ FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
 METRICS = Path("metrics.csv")
 ANSWERS = Path("answers.csv")
+CLASSES = Path("classes.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
 # keys that may change on the way; whether the data is the same, its hash tells
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
+from vitreous.evaluation import write_classes
 from vitreous.files import read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import ANSWERS, check_same_recipe, optional
+from vitreous.train.folder import ANSWERS, CLASSES, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, run_folder
 from vitreous.train.start import check_start, load_start
@@ -40,8 +41,8 @@ def fit_folds(
     other parts, so that the part it is judged on chooses nothing. The set's own test images are not opened. The folds
     are cut by `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other
     parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation, `answers.csv` what
-    each image was answered by the model that had not seen it, and `confusion.png` counts that. `resume` goes on where
-    the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    each image was answered by the model that had not seen it; `classes.csv` and `confusion.png` count that. `resume`
+    goes on where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
@@ -80,7 +81,7 @@ def fit_folds(
             runs.append(run.results)
         results = summarise(recipe, runs)
         with show_log(folder, console):
-            engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names if pictures else None))
+            engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names, pictures))
         if engine.main:
             write_json(folder / "results.json", results)
         return Run(folder, results)
@@ -97,21 +98,22 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     return read_json(own / "results.json")
 
 
-def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...] | None) -> None:
-    """Write each image's answer by the model that had not seen it, and draw them counted, where class names are given.
+def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool) -> None:
+    """Write each image's answer by the model that had not seen it, and these counted; pictures: draw that, too.
 
     They are the test rows of the folds' own `answers.csv`.
     """
+    from sklearn.metrics import confusion_matrix
+
     rows = []
     for fold in range(1, folds + 1):
         with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
             rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row["split"] == "test"]
     write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
-    if class_names is not None:
-        from sklearn.metrics import confusion_matrix
-
-        true, answered = ([row[key] for row in rows] for key in ("class", "answer"))
-        counts = confusion_matrix(true, answered, labels=class_names)
+    true, answered = ([row[key] for row in rows] for key in ("class", "answer"))
+    counts = confusion_matrix(true, answered, labels=class_names)
+    write_classes({"test": counts}, class_names, folder / CLASSES)
+    if pictures:
         with optional(folder / "confusion.png") as file:
             from vitreous.plots import confusion_matrix as draw
 

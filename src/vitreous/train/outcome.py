@@ -10,10 +10,10 @@ import numpy as np
 from vitreous.data.check import digest_of, leaks
 from vitreous.data.images import Split
 from vitreous.device import peak_memory
-from vitreous.evaluation import Judged, judge, write_answers
+from vitreous.evaluation import Judged, judge, write_answers, write_classes
 from vitreous.files import write_json
 from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
-from vitreous.train.folder import ANSWERS, optional
+from vitreous.train.folder import ANSWERS, CLASSES, optional
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
@@ -60,6 +60,8 @@ def finish(job: Job) -> dict[str, Any]:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
     job.write_history()  # which may be of more or fewer passes, where a process was killed
     write_answers(judged.values(), job.folder / ANSWERS)
+    counts = {name: confusion(answers.logits, answers.labels) for name, answers in judged.items()}
+    write_classes(counts, bundle.class_names, job.folder / CLASSES)
     write_json(job.folder / "results.json", results)
     if job.pictures:
         _draw(job, judged)
