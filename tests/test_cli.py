@@ -271,6 +271,9 @@ def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
     assert (tmp_path / "results.json").read_text() == '{"test": 1}' and not (tmp_path / "report.html").exists()
     for _ in range(2):  # its own are
         assert vitreous("evaluate", "run", "--out", tmp_path / "new")[0] == 0
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "classes.csv").touch()
+    assert "own holds another classes.csv, which stays" in vitreous("evaluate", "run", "--out", tmp_path / "own")[2]
 
 
 def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tmp_path, monkeypatch):
