@@ -49,6 +49,7 @@ TOY = [
     "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4]",
     "optim.batch_size=128", "epochs=3", "compile=false", "precision=float32",
 ]  # fmt: skip
+PART = 15 << 20  # bytes
 RATES = [f"optim.muon_learning_rate={rate}" for rate in (0.01, 0.04)]
 ARMS = [  # what a sweep changes, one run each; the first one is the recipe as it is
     [],
@@ -154,7 +155,7 @@ def throughput(options: argparse.Namespace) -> None:
         except (RuntimeError, ValueError) as error:  # what does not compile here
             print(f"{name} is left out: {first_line(error)}")
         keep()
-    for name, config, size in (("recipe", recipe.model, batch), ("small", small, batch), ("B/16", large, large_batch)):
+    for name, config, size in (("recipe", recipe.model, batch), ("B/16", large, large_batch), ("small", small, batch)):
         done = [row["form"] for row in results["models"] if row["name"] == name]
         for row in time_models(name, config, size, effort, results, done, options):
             results["models"].append(row)
@@ -179,7 +180,8 @@ def time_models(
     done: list[str],
     options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-    """Training and inference of one architecture: ours as it is, compiled, with CUDA graphs; and timm's of a plain ViT.
+    """Training and inference of one architecture: ours and, of a plain ViT, timm's, as they are and compiled; ours with
+    CUDA graphs, too.
 
     effort: rounds, and calls in each. results: with the rate of a plain product. done: the forms that are left out.
     """
@@ -188,11 +190,12 @@ def time_models(
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
     labels = torch.randint(config.num_classes, (batch,), device=device)
     flops = summarise(config).flops
-    forms = {"ours, compiled": True, "ours": False, "timm": False, "ours, CUDA graphs": "reduce-overhead"}
+    forms = {"ours, compiled": True, "timm, compiled": True, "ours": False, "timm": False}
+    forms |= {"ours, CUDA graphs": "reduce-overhead"}
     if options.toy:
         forms = {"ours": False, "timm": False}
     if name == "recipe":
-        del forms["timm"]  # whose model has nothing of the recipe's but its blocks
+        forms = {form: choice for form, choice in forms.items() if "timm" not in form}  # has the recipe's blocks alone
     for form, choice in forms.items():
         if form in done:
             continue
@@ -200,7 +203,7 @@ def time_models(
             print(f"the time is over before {name} {form}")
             break
         try:
-            model = (timm_model if form == "timm" else ViT)(config).to(device)
+            model = (timm_model if "timm" in form else ViT)(config).to(device)
             call = compiled(model, choice, device, 0)
             train = functools.partial(train_step, call, make_adamw(model), images, labels, precision)
             row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": flops}
@@ -299,19 +302,19 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
 
 
 def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
-    """Images a second of `fit` on random images, in its third pass: compiled and warm."""
+    """Images a second of `fit` on random images, the median of its passes from the third on: compiled and warm."""
     forget_compiled(device)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, 3, *recipe.model.image_size), np.uint8)
     data = ImageSet.from_arrays(pixels, np.arange(images) % recipe.model.num_classes, name="noise")
     choice = recipe.compile if recipe.compile != "auto" else device.type == "cuda"
     recipe = recipe.with_options("data", val_fraction=0.0)
-    recipe = recipe.with_options("augment", mix_until=1.0)  # in the third pass as in the first
-    recipe = recipe.model_copy(update={"epochs": 3, "compile": choice})
+    recipe = recipe.with_options("augment", mix_until=1.0)  # in the last pass as in the first
+    recipe = recipe.model_copy(update={"epochs": 7, "compile": choice})
     rows: list[dict[str, float]] = []
     with TemporaryDirectory() as scratch:
         fit(recipe, data, out=scratch, device=str(device), pictures=False, on_epoch=rows.append)
-    return images / (rows[2]["seconds"] - rows[1]["seconds"])
+    return images / statistics.median(np.diff([row["seconds"] for row in rows])[1:])
 
 
 # --- runs ---
@@ -381,7 +384,7 @@ def sweep(options: argparse.Namespace) -> None:
         with TemporaryDirectory(dir=options.work) as scratch:
             try:
                 run = fit(recipe, data[source], out=scratch, device=str(options.device), pictures=False)
-            except (FloatingPointError, torch.OutOfMemoryError) as error:  # as it would again
+            except (FloatingPointError, RuntimeError) as error:  # no memory, or does not compile: as it would again
                 note(file, key | {"error": first_line(error)}, options.out)
                 print(f"fails   {' '.join(arm)}: {first_line(error)}")
                 continue
@@ -406,6 +409,7 @@ def final(options: argparse.Namespace) -> None:
     folder = options.work / "-".join(
         [options.recipe, *(o.replace("=", "-") for o in options.overrides), str(options.seed)]
     )
+    unfinished = options.out / f"{folder.name}-unfinished"
     recipe = recipe_of(options.recipe, overrides, options)
 
     def stop_in_time(state: State, loss: Tensor) -> None:
@@ -416,8 +420,10 @@ def final(options: argparse.Namespace) -> None:
         resume = (folder / "recipe.yaml").exists()
         run = fit(recipe, out=folder, device=str(options.device), resume=resume, pictures=False, on_step=stop_in_time)
         if run.results is None:
-            print("the time is over: go on by the same command")
+            bring_unfinished(folder, unfinished)
+            print(f"the time is over: go on by the same command, or on another machine with {unfinished}")
             return
+    shutil.rmtree(unfinished, ignore_errors=True)
     home = options.out / folder.name
     home.mkdir(parents=True, exist_ok=True)
     for name in ("metrics.csv", "results.json"):
@@ -430,6 +436,21 @@ def final(options: argparse.Namespace) -> None:
         return
     results = json.loads((home / "results.json").read_text())
     print(f"{home}: test top-1 {results['test']['top1']:.2%}, in float16 {results['float16']['top1']:.2%}")
+
+
+def bring_unfinished(folder: Path, home: Path) -> None:
+    """What an unfinished run needs to go on, or to be ended, on another machine: its checkpoint in parts of PART bytes.
+
+    There: `cat checkpoints/last.pt.* > checkpoints/last.pt`, then `vitreous train --resume` or `--finish`.
+    """
+    shutil.rmtree(home, ignore_errors=True)
+    (home / "checkpoints").mkdir(parents=True)
+    for name in ("recipe.yaml", "data.json", "environment.json", "metrics.csv"):
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, home / name)
+    content = (folder / "checkpoints" / "last.pt").read_bytes()
+    for number, start in enumerate(range(0, len(content), PART)):
+        (home / "checkpoints" / f"last.pt.{number:02}").write_bytes(content[start : start + PART])
 
 
 def time_to(options: argparse.Namespace) -> None:

@@ -18,7 +18,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
@@ -30,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.device import autocast, has_amx, has_fast_bf16, peak_memory, pick_device, pick_precision
+from vitreous.doctor import installed
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
@@ -308,7 +308,7 @@ def main() -> None:
     rows = []
     for name, mode, precision in variants:
         package = {"textbook": "torch", RETURNED: OURS}.get(name, name)
-        row = {"name": name, "version": version(package), "mode": mode}
+        row = {"name": name, "version": installed(package), "mode": mode}
         row |= {"precision": precision, "parameters": parameters[name]}
         for kind, seconds in timings.items():
             own = seconds[name, mode, precision]
