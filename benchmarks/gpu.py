@@ -36,7 +36,8 @@ from vitreous.card import read_history
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.device import autocast, compiled, pick_device, pick_precision
-from vitreous.files import first_line, read_json, write_json
+from vitreous.files import read_json, write_json
+from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.summary import summarise
 from vitreous.preprocess import Preprocess

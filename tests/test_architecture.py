@@ -26,6 +26,7 @@ LAYERS = [
     {"model", "augment", "doctor", "page"},
     {"preprocess", "metrics", "plots", "device"},
     {"files", "extras"},
+    {"messages"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

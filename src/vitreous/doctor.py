@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from vitreous.device import cpu_capabilities, has_fast_bf16, pick_device, pick_precision
-from vitreous.files import first_line
+from vitreous.messages import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
 OPTIONAL = {

@@ -16,7 +16,7 @@ def summary(
     from pydantic import ValidationError
     from rich.console import Console
 
-    from vitreous.files import one_line
+    from vitreous.messages import one_line
     from vitreous.model.config import ViTConfig
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise

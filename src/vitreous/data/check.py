@@ -9,7 +9,7 @@ from PIL import Image
 from vitreous.data.images import ImageSet, Split, groups_of
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows
-from vitreous.files import shorten
+from vitreous.messages import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
 DARK = 64  # of 255: what the highest level of 14 bits is in files of 16

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitreous.data.images import SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import FileImages, as_text
-from vitreous.files import shorten
+from vitreous.messages import shorten
 
 log = logging.getLogger("vitreous")
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
-from vitreous.files import shorten
+from vitreous.messages import shorten
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import SAMPLE, Images, header_shape, identity
-from vitreous.files import first_line
+from vitreous.messages import first_line
 
 log = logging.getLogger("vitreous")
 

@@ -11,7 +11,8 @@ from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
-from vitreous.files import did_you_mean, first_line, path_of
+from vitreous.files import path_of
+from vitreous.messages import did_you_mean, first_line
 
 HUB = {
     "mnist": "ylecun/mnist",

@@ -24,7 +24,8 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import check_free, did_you_mean, shorten, write_json
+from vitreous.files import check_free, write_json
+from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from vitreous.files import first_line
+from vitreous.messages import first_line
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 

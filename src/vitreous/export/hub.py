@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from vitreous.card import CARD, finished, write_shared
-from vitreous.files import first_line
+from vitreous.messages import first_line
 
 
 class Pushed(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from vitreous.files import did_you_mean
+from vitreous.messages import did_you_mean
 from vitreous.model.sizes import size
 from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest_key
 

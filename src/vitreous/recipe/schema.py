@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from vitreous.augment import Augment
-from vitreous.files import one_line
+from vitreous.messages import one_line
 from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions

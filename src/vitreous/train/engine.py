@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
 from vitreous.extras import need
-from vitreous.files import first_line
+from vitreous.messages import first_line
 
 LONGEST_WAIT = timedelta(hours=12)  # of processes for each other, as while one decodes the images for all
 

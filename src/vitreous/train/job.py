@@ -18,7 +18,8 @@ from vitreous.data.check import check, differs, summary
 from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_precision
-from vitreous.files import read_json, shorten, write_csv
+from vitreous.files import read_json, write_csv
+from vitreous.messages import shorten
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import split_logits

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
-from vitreous.files import one_line, shorten
+from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DataOptions, OptimOptions, Recipe

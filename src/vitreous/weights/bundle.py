@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitreous.files import one_line, path_of, replace_file, write_json
+from vitreous.files import path_of, replace_file, write_json
+from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 

@@ -15,7 +15,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vitreous.files import first_line, one_line, path_of, shorten
+from vitreous.files import path_of
+from vitreous.messages import first_line, one_line, shorten
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.files import shorten
+from vitreous.messages import shorten
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitreous.files import first_line
+from vitreous.messages import first_line
 
 TORCH = (".pt", ".pth", ".bin")
 SUFFIXES = (".safetensors", *TORCH, ".npz")

@@ -1,0 +1,49 @@
+"""Words of messages: what an error says, in one line, and names in it."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type where that is empty."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = lambda key: "") -> str:
+    """What an error says; of one of pydantic its first fault, with the key and its value.
+
+    section: what the keys begin with. hint: what to say about an unknown key.
+    """
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    key = section + ".".join(str(part) for part in fault["loc"])
+    inner = fault.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return one_line(inner, f"{key}.", hint)
+    if fault["type"] == "extra_forbidden":
+        return f"unknown key '{key}'{hint(key)}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
+        key, message = key.rpartition(".")[0], "one number is missing"
+    if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
+        message = f"write {float(fault['input']):.0f}"
+    if fault["type"] == "value_error":
+        return message
+    return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question that leads to the name that is nearest, where one is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean '{near[0]}'? " if near else ""
+
+
+def shorten(names: Iterable[str], most: int = 4) -> str:
+    """A list of names that fits one line."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
