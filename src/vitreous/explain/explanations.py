@@ -95,8 +95,8 @@ def explain(
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
     image, other than `against`). against: the name of a class: what speaks for the target rather than for it. layer and
-    head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure
-    deletion and insertion. Raises ValueError for a method, class, layer or head that is not there.
+    head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure deletion
+    and insertion. Raises ValueError for a method, class, layer or head that is not there.
     """
     where = pick_device(device)
     bundle = Bundle.of(run)

@@ -45,10 +45,10 @@ def faithfulness(
     """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
 
     target: (B,), whose probability is read (default: the likeliest class of each image); temperature: what logits are
-    divided by before. Deleted patches get normalised zero, the mean
-    colour of the training images or what the starting weights took for it; insertion starts from the image
-    blurred by a Gaussian as wide as a patch. Patches of equal importance go in a random order, the same at every call.
-    Source: Petsiuk et al. 2018 (RISE), section 4.3.
+    divided by before. Deleted patches get normalised zero, which is the mean colour of the training images,
+    or what the starting weights took for it; insertion starts from the image blurred by a Gaussian as wide as a patch.
+    Patches of equal importance go in a random order, the same at every call. Source: Petsiuk et al. 2018 (RISE),
+    section 4.3.
     """
     model.eval()
     rows, columns = model.config.grid
