@@ -343,7 +343,7 @@ def test_a_time_limit_is_a_number_of_seconds_or_has_units(text, seconds):
     assert read_recipe("digits", [f"time_limit={text}"]).time_limit == seconds
 
 
-@pytest.mark.parametrize("text", ["10 minutes", "m", "10m5h", "-5", "0", "''"])
+@pytest.mark.parametrize("text", ["10 minutes", "m", "10m5h", "1h30", "10m30", "-5", "0", "''"])
 def test_another_length_of_time_is_refused(text):
     with pytest.raises(ValueError, match=r"is not a duration|time_limit is"):
         read_recipe("digits", [f"time_limit={text}"])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitreous.data.folders import files_below
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, reason
+from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
 from vitreous.device import autocast, pick_device, pick_precision
 from vitreous.files import write_csv
 from vitreous.model import ViTConfig
@@ -186,7 +186,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
         try:
             if isinstance(image, np.ndarray | Tensor):
                 return np.array(preprocess.fit_array(as_pixels(image[None])[0]), order="C")  # not a view of theirs
-            return preprocess.fit_image(_opened(image) if isinstance(image, bytes) else image)
+            return preprocess.fit_image(open_picture(io.BytesIO(image)) if isinstance(image, bytes) else image)
         except Exception as error:  # an opened file is decoded only here
             raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
@@ -195,12 +195,6 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
         kind = type(image).__name__
         raise TypeError(f"an image is a path, bytes, a PIL image or an array, not {kind}")
     return FileImages([image]).read([0], preprocess)[0]
-
-
-def _opened(content: bytes) -> Image.Image:
-    """The picture in the bytes of a file, which may have come from anyone."""
-    Image.init()  # else only some kinds are known yet
-    return Image.open(io.BytesIO(content), formats=[kind for kind in Image.OPEN if kind != "EPS"])  # a program to run
 
 
 def image_name(image: Asked) -> str:

@@ -25,6 +25,8 @@ from vitreous.data import parquet, sources
 from vitreous.data.loaders import decode
 from vitreous.data.parquet import ParquetImages
 from vitreous.data.sources import load
+from vitreous.data.stores import BrokenImage, FileImages
+from vitreous.preprocess import Preprocess
 
 BATCHES = [f"data_batch_{n}" for n in range(1, 6)]  # of CIFAR-10
 
@@ -679,3 +681,29 @@ def test_linked_folders_are_read_once(tmp_path):
     for name, there in {"more": "more", "again": "more", "loop": "x/a"}.items():
         (tmp_path / "x" / "a" / name).symlink_to(tmp_path / there)
     assert load(tmp_path / "x").train.labels.tolist() == [0] * 5 + [1] * 2
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch):
+    """As root may list anything, the refusal is the system's in name only."""
+    folder, scandir = write_images(tmp_path / "photos", 3), os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("bee"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="bee"):
+        load(folder)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+
+
+def test_a_program_in_the_guise_of_a_picture_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("it was run"))
+    (tmp_path / "x.jpg").write_bytes(EPS)
+    images = FileImages([tmp_path / "x.jpg"])
+    for ask in (lambda: images.read([0], Preprocess(image_size=8, mean=(0.5,), std=(0.5,))), lambda: images.shape):
+        with pytest.raises(BrokenImage, match="not an image format that Pillow reads"):
+            ask()

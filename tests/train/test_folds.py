@@ -254,6 +254,15 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
     assert (out / "fold-1" / "results.json").stat().st_mtime_ns == before
 
 
+def test_it_is_not_resumed_as_a_single_run(finished, tmp_path):
+    out = shutil.copytree(finished.folder, tmp_path / "cv")
+    (out / "results.json").unlink()
+    before = (out / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=r"cv is a cross-validation: go on with it by --folds, or name one of its"):
+        fit(tiny_recipe(), tiny_set(), out=out, resume=True, **quiet())
+    assert (out / "recipe.yaml").read_bytes() == before and not (out / "model").exists()
+
+
 def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):
     out = tmp_path / "cv"
     shutil.copytree(finished.folder, out)

@@ -4,11 +4,10 @@ import hashlib
 from contextlib import suppress
 
 import numpy as np
-from PIL import Image
 
 from vitreous.data.images import ImageSet, Split, groups_of
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows
+from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows, open_picture
 from vitreous.messages import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
@@ -103,7 +102,7 @@ def _stack(images: Images) -> str | None:
     if isinstance(images, FileImages):
         for row in even_rows(len(images), SAMPLE):
             path = images.paths[images.rows[row]]
-            with suppress(Exception), Image.open(path) as image:  # decoding reports broken ones
+            with suppress(Exception), open_picture(path) as image:  # decoding reports broken ones
                 if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a camera's, with a preview
                     return images.describe(row)
     return None

@@ -90,8 +90,12 @@ def files_below(folder: Path) -> list[str]:
 
     Warns of pictures that are there and cannot be read.
     """
+
+    def refuse(error: OSError) -> None:  # else a folder that cannot be listed counts as empty
+        raise error
+
     files, unread, seen = [], [], set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         if (real := os.path.realpath(root)) in seen:  # by another link, or in a loop
             folders.clear()

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
-from vitreous.data.stores import SAMPLE, Images, header_shape, identity
+from vitreous.data.stores import SAMPLE, Images, header_shape, identity, open_picture
 from vitreous.messages import first_line
 
 log = logging.getLogger("vitreous")
@@ -75,11 +74,11 @@ class ParquetImages(Images):
         return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
     def _fit(self, row, preprocess):
-        with Image.open(self._encoded(row)) as image:
+        with open_picture(self._encoded(row)) as image:
             return preprocess.fit_image(image)
 
     def _shape(self, row):
-        with Image.open(self._encoded(row)) as image:
+        with open_picture(self._encoded(row)) as image:
             return header_shape(image)
 
     def _name(self, row):

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -208,11 +209,11 @@ class FileImages(Images):
         return identity(self.paths)
 
     def _fit(self, row, preprocess):
-        with Image.open(self.paths[row]) as image:
+        with open_picture(self.paths[row]) as image:
             return preprocess.fit_image(image)
 
     def _shape(self, row):
-        with Image.open(self.paths[row]) as image:
+        with open_picture(self.paths[row]) as image:
             return header_shape(image)
 
     def _name(self, row):
@@ -297,6 +298,15 @@ def reason(error: Exception) -> str:
     if isinstance(error, IsADirectoryError):
         return "a folder: name an image file in it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def open_picture(source: str | Path | BinaryIO) -> Image.Image:
+    """A picture by what the file holds, which anyone may have made: no EPS, for which Pillow starts a program."""
+    image = Image.open(source)
+    if image.format == "EPS":
+        image.close()
+        raise UnidentifiedImageError("EPS is a program and not a picture")
+    return image
 
 
 def header_shape(image: Image.Image) -> tuple[int, int, int]:

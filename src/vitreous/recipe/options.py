@@ -23,10 +23,10 @@ def _seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     number = r"(\d+(?:\.\d+)?)"
-    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s?)?", value.strip())
+    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?|{number}", value.strip())
     if parts is None or not any(parts.groups()):
         raise ValueError(f"'{value}' is not a duration: write it as 90s, 10m or 1h30m")
-    return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True) if part)
+    return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1, 1), strict=True) if part)
 
 
 Duration = Annotated[PositiveFloat, BeforeValidator(_seconds, json_schema_input_type=PositiveFloat | str)]
