@@ -92,7 +92,7 @@ def fit(
     recipe = fit_to_data(recipe, data)
     resume = resume or finish
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
-        if resume and engine.from_main((folder / "fold-1").is_dir):
+        if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
         job = Job(recipe, data, model, folder, engine, start, console, pictures)
         engine.from_main(partial(job.describe, keep=not (resume or dry_run)))
