@@ -107,6 +107,8 @@ def test_folds_are_trained_and_summed_up(vitreous, tmp_path):
     results = json.loads((tmp_path / "cv" / "results.json").read_text())
     assert f"2 folds: top-1 {results['top1_mean']:.2%} ± {results['top1_sd']:.2%} (mean ± sd, n = 2)" in out
     assert results["count"] == [18, 18] and "fold 1 of 2:" in out
+    assert f"all 36 images, each by the model that had not seen it: top-1 {results['pooled']['top1']:.2%} (95%" in out
+    assert f"report: {tmp_path / 'cv' / 'report.html'}" in out and (tmp_path / "cv" / "report.html").exists()
     code, _, err = vitreous("train", "--resume", "--out", tmp_path / "cv")
     assert code == 2 and "is finished" in err
     (tmp_path / "cv" / "results.json").unlink()
@@ -129,7 +131,7 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     lines = out.splitlines()
     assert (code, err) == (0, "") and (tmp_path / "f.parquet").is_file()
     assert lines[0].startswith("test: 12 images, 16 features; 5-NN ") and lines[0].endswith("neighbours from train")
-    assert lines[2] == "1.0000  bee  photos/test/bee/002.png" and len(lines) == 7
+    assert lines[2] == f"1.0000  bee  {image}" and len(lines) == 7
     code, out, _ = vitreous("embed", "run", "--k", 1)
     assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out
     assert out.endswith("\nthe model learnt from these images: --split test says more\n")
@@ -519,6 +521,19 @@ def test_a_run_goes_on_where_its_images_have_moved(vitreous, work, stopped, tmp_
     assert read_recipe(str(stopped / "recipe.yaml")).data.source == str(tmp_path / "moved")
 
 
+def test_a_run_that_a_broken_test_image_stopped_is_judged_once_that_is_away(vitreous, work, tmp_path):
+    shutil.copytree(work / "photos", tmp_path / "photos")
+    bad = tmp_path / "photos" / "test" / "ant" / "bad.png"
+    bad.write_text("no picture")
+    code, _, err = vitreous("train", tmp_path / "photos", "--recipe", "r.yaml", "--out", tmp_path / "run")
+    assert code == 2 and err.startswith(f"vitreous: {bad}: not an image format")
+    bad.unlink()
+    code, _, err = vitreous("train", "--resume", "--out", tmp_path / "run")
+    assert (code, err) == (0, "") and equal(weights_of(tmp_path / "run"), weights_of(work / "run"))
+    counts = json.loads((tmp_path / "run" / "data.json").read_text())["counts"]
+    assert counts == json.loads((work / "run" / "data.json").read_text())["counts"]
+
+
 def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
     code, _, err = vitreous("train", "photos/train", "--resume", "--out", stopped)
     said = f"vitreous: the data is not what {stopped} was trained on: resume with the same images\n"
@@ -579,6 +594,9 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train r.yaml", "r.yaml is neither a parquet file nor a table (.csv): give one, or a folder of images"),
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
+        ("train photos --recipe r.yaml --out photos/train/x", "photos/train/x lies within the data, of which it would"),
+        ("train photos/test --recipe r.yaml --out photos/test/x", "photos/test/x lies within the data, of which"),
+        ("train photos/test --folds 2 --out photos/test/x", "photos/test/x lies within the data, of which it would"),
         ("evaluate nowhere", "no model 'nowhere' here: give a run folder"),
         ("evaluate photos", "photos holds no weight file: give one of them, or a folder with model.safetensors"),
         ("evaluate run nowhere", "'nowhere' is not a file or folder here"),
@@ -855,13 +873,40 @@ def test_a_closed_output_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [("predict run photos/test --csv", "x.csv"), ("embed run --out", "x.parquet"), ("compare run --out", "x.html")],
+)
+def test_a_file_of_somebody_elses_stays_and_an_own_one_is_written_anew(vitreous, work, tmp_path, command, file):
+    code, _, err = vitreous(*command.split(), tmp_path / file)
+    assert (code, err) == (0, "")
+    before = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(before[:-1] + b" " if file == "x.html" else before)
+    assert vitreous(*command.split(), tmp_path / file)[0] == 0 and (tmp_path / file).read_bytes() == before
+    (tmp_path / file).write_text("file,label,class\n1.png,ant\n")
+    code, _, err = vitreous(*command.split(), tmp_path / file)
+    assert code == 2 and err.startswith(f"vitreous: {tmp_path / file} holds something else, which stays as it is")
+    assert (tmp_path / file).read_text() == "file,label,class\n1.png,ant\n"
+
+
+def test_a_run_may_lie_beside_the_splits_of_its_data(vitreous, work, tmp_path, monkeypatch):
+    shutil.copytree(work / "photos", tmp_path / "photos")
+    monkeypatch.chdir(tmp_path / "photos")
+    code, _, err = vitreous("train", ".", "--recipe", work / "r.yaml", "epochs=1")
+    assert (code, err) == (0, "") and (tmp_path / "photos" / "runs" / "photos" / "results.json").exists()
+    monkeypatch.chdir(tmp_path / "photos" / "train")
+    code, _, err = vitreous("train", ".", "--recipe", work / "r.yaml", "epochs=1")
+    assert code == 2 and "train/runs lies within the data, of which it would become a part: name another folder" in err
+    assert not (tmp_path / "photos" / "train" / "runs").exists()
+
+
 def test_features_do_not_take_the_place_of_the_images(vitreous, work, tmp_path):
     files = sorted((work / "photos" / "train").rglob("*.png"))
     columns = {"image": [file.read_bytes() for file in files], "kind": [file.parent.name for file in files]}
     parquet.write_table(pyarrow.table(columns | {"age": columns["kind"]}), tmp_path / "x.parquet")
     before = (tmp_path / "x.parquet").read_bytes()
     code, _, err = vitreous("embed", "run", f"{tmp_path}/x.parquet:kind", "--out", tmp_path / "x.parquet")
-    assert code == 2 and "x.parquet lies within the data, of which it would become a part" in err
+    assert code == 2 and "x.parquet holds something else, which stays as it is: name another file" in err
     assert (tmp_path / "x.parquet").read_bytes() == before
     assert vitreous("embed", "run", f"{tmp_path}/x.parquet:kind", "--out", tmp_path / "y.parquet")[0] == 0
 

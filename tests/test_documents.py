@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import reproduction_tables
 import tables
+import yaml
 from PIL import Image
 from tiny import tiny_bundle
 
@@ -46,6 +48,13 @@ def test_the_python_of_the_documents_runs(outside, capsys):
 
 def test_the_first_steps_run(outside):
     runpy.run_path(str(ROOT / "examples" / "first_steps.py"), run_name="__main__")
+
+
+def test_the_citation_is_of_this_version_under_this_licence():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert {"cff-version", "title", "message", "authors"} <= citation.keys()  # what the format asks for
 
 
 @pytest.mark.parametrize("path", [tables.README, tables.MEASUREMENTS], ids=lambda path: path.name)

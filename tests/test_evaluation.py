@@ -2,10 +2,12 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_images
 
@@ -187,6 +189,27 @@ def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path, skip_broken)
         assert len(load(folder).divided(recipe.data).train) == counts["train"]  # as many as before
     with pytest.raises(ValueError, match=rf"^{folder} has changed since {run.folder} was trained on it"):
         evaluate(run.folder, split="val", **EXACT)
+
+
+def test_a_run_whose_images_were_renamed_or_repainted_warns(tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.25})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+
+    def warned(split):
+        caplog.clear()
+        evaluate(run.folder, split=split, **EXACT)
+        return [text.partition(" of the run, or in another order")[0] for text in caplog.messages]
+
+    assert warned("train") == warned("val") == []
+    file = Path(own_data(run.folder).val.images.describe(0))
+    original = file.read_bytes()
+    Image.open(file).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(file)
+    assert (warned("train"), warned("val")) == ([], ["these are not the val images"])
+    file.write_bytes(original)
+    assert warned("val") == []
+    (folder / "bee" / "000.png").rename(folder / "bee" / "zzz.png")  # all of the class move up
+    assert (warned("train"), warned("val")) == (["these are not the train images"], ["these are not the val images"])
 
 
 def test_other_data_may_be_named(run, tmp_path):

@@ -111,7 +111,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     pipe = tmp_path / "x.csv"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    check_file(pipe, ".html")
+    check_file(pipe, ".html", "mark")
     replace_file(pipe, lambda part: part.write_text("new"))
     assert os.read(reader, 100) == b"new" and pipe.is_fifo()
     os.close(reader)
@@ -120,7 +120,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="no /dev/stdout here")
 def test_the_commands_own_output_is_written_to_even_where_it_goes_to_a_file(tmp_path):
     code = "from pathlib import Path; from vitreous.files import check_file, replace_file; out = Path('/dev/stdout')\n"
-    code += "check_file(out, '.csv'); replace_file(out, lambda part: part.write_text('new'))"
+    code += "check_file(out, '.csv', 'mark'); replace_file(out, lambda part: part.write_text('new'))"
     with (tmp_path / "x").open("w") as file:
         subprocess.run([sys.executable, "-c", code], stdout=file, check=True, timeout=60)
     assert (tmp_path / "x").read_text() == "new" and Path("/dev/stdout").is_symlink()
@@ -150,7 +150,19 @@ def kept(tmp_path):
 )
 def test_a_file_takes_the_place_of_nothing_else(kept, file, suffix, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
-        check_file(kept / file, suffix)
+        check_file(kept / file, suffix, None)
+
+
+def test_a_file_that_is_there_is_written_over_where_the_same_command_wrote_it(tmp_path):
+    file = tmp_path / "x.csv"
+    for content, free in {"": True, "file,label\n": False, "image,rank\n1,2\n": True}.items():
+        file.write_text(content)
+        if free:
+            check_file(file, ".csv", "image,rank")
+        else:
+            with pytest.raises(ValueError, match=r"x\.csv holds something else, which stays as it is: name"):
+                check_file(file, ".csv", "image,rank")
+            check_file(file, ".csv", None)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,7 @@ def test_other_places_are_free(kept):
     (kept / "hub").mkdir()
     (kept / "hub" / "config.json").write_text('{"label2id": {"preprocess": 0}}')
     for file in ("x.html", "X.HTML", "new/x.html", "hub/x.html"):
-        check_file(kept / file, ".html")
+        check_file(kept / file, ".html", "mark")
     for folder in ("new", "hub", "run/export/onnx", "."):
         check_folder(kept / folder)
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from scipy.stats import binomtest
 
 from vitreous.metrics import (
     NAMES,
+    auroc,
     calibration_error,
     chance_error,
     class_figures,
@@ -18,7 +20,9 @@ from vitreous.metrics import (
     coverage,
     figure_text,
     fit_temperature,
+    group_figures,
     reliability,
+    sign_flip_p,
     top1_interval,
     top_k,
     wilson,
@@ -126,8 +130,86 @@ def test_the_interval_of_a_split_is_that_of_its_hits():
     assert top1_interval(figures) == wilson(4, 7)
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_area_under_the_curve_is_scikit_learns(classes):
+    generator = torch.Generator().manual_seed(classes)
+    labels = torch.randint(classes, (200,), generator=generator)
+    logits = torch.randn(200, classes, generator=generator) + torch.nn.functional.one_hot(labels, classes)
+    shares = logits.double().softmax(dim=1)
+    scores = shares[:, 1] if classes == 2 else shares
+    expected = sklearn.metrics.roc_auc_score(labels, scores, multi_class="ovr")
+    assert 0.6 < expected < 0.9 and classification_metrics(logits, labels, 1.5)["auroc"] == pytest.approx(expected)
+
+
+def test_the_area_under_the_curve_is_of_the_classes_that_have_images():
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 3.0], [1.5, 0.0, 0.0]])
+    assert auroc(logits.softmax(dim=1), torch.tensor([0, 1, 0])) == 1
+    assert auroc(logits.softmax(dim=1), torch.tensor([1, 1, 1])) is None
+
+
+# --- images that come in groups ---
+
+
+def grouped(generator, groups=30, images=8):
+    """Answers that are right or wrong by their group, mostly: right (N,), groups (N,)."""
+    share = generator.beta(1.4, 0.6, groups)  # 0.7 in the mean
+    right = generator.random((groups, images)) < share[:, None]
+    return right.ravel(), np.repeat(np.arange(groups), images)
+
+
+def test_intervals_by_groups_hold_the_true_share_as_often_as_they_say():
+    generator, held = np.random.default_rng(0), {"groups": 0, "images": 0}
+    for _ in range(400):
+        right, groups = grouped(generator)
+        figures = {"top1": right.mean(), "count": len(right)}
+        for name, more in {"groups": group_figures(right, groups), "images": {}}.items():
+            low, high = top1_interval(figures | more)
+            held[name] += low <= 0.7 <= high
+    assert 0.93 <= held["groups"] / 400 <= 0.98 and held["images"] / 400 < 0.85
+
+
+def test_copies_in_a_group_tell_nothing_new():
+    right, groups = np.random.default_rng(0).random(40) < 0.6, np.arange(40) % 10
+    once = group_figures(right, groups)
+    assert once["groups"] == 10 and 5 < once["effective_count"] < 40
+    assert group_figures(np.repeat(right, 7), np.repeat(groups, 7)) == pytest.approx(once)
+
+
+def test_images_that_are_each_a_group_are_independent():
+    right = np.random.default_rng(0).random(2000) < 0.8
+    assert group_figures(right, np.arange(2000))["effective_count"] == pytest.approx(2000, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("right", "groups", "effective"),
+    [
+        ([1, 1, 1, 1, 1, 1], "aabbcc", 3),  # nothing tells how alike those of a group are
+        ([1, 0, 1, 1], "aaaa", 1),
+        ([1, 1, 1, 0, 0, 0, 1, 0, 1], "aaabbbccc", 1),  # 20/81 over 3/2 x 378/81**2 is 2.9, for three groups 0.6
+        ([1, 0, 1, 0], "aabb", 4 * (1.959964 / 12.706205) ** 2),  # groups that are alike, but only two
+    ],
+)
+def test_the_effective_sample_size_is_the_one_worked_out_by_hand(right, groups, effective):
+    figures = group_figures(np.array(right, bool), np.array(list(groups)))
+    assert figures == {"groups": len(set(groups)), "effective_count": pytest.approx(max(effective, 1), rel=1e-5)}
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (3, 0), (8, 2), (40, 61), (700, 500)])
+def test_of_single_images_the_sign_test_is_mcnemars(counts):
+    gained, lost = counts
+    totals = np.array([1] * gained + [-1] * lost + [0] * 5)
+    expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1
+    assert sign_flip_p(totals) == pytest.approx(expected)
+
+
+def test_of_groups_the_sign_test_counts_every_choice_of_signs():
+    totals = np.array([5, 3, 3, -2, 1, 0, 7, -4])
+    sums = [abs(np.dot(totals, signs)) for signs in itertools.product((1, -1), repeat=len(totals))]
+    assert sign_flip_p(totals) == np.mean(np.array(sums) >= totals.sum())
+
+
 def test_figures_have_names_and_are_read_as_people_read_them():
-    assert set(NAMES) < set(classification_metrics(logits_of(ANSWERS), LABELS))
+    assert set(NAMES) < set(classification_metrics(logits_of(ANSWERS), LABELS, groups=np.arange(7)))
     assert [figure_text(name, 0.98765) for name in ("top1", "loss", "temperature")] == ["98.77%", "0.9877", "0.988"]
     assert figure_text("count", 12345) == "12,345" and figure_text("top5", None) == ""
 
@@ -182,8 +264,6 @@ def test_chance_errors_are_those_of_a_calibrated_model():
         np.mean([mean for _, mean, _ in calibrated]), rel=0.05
     )
     assert sum(error > high for error, _, high in sharp) > 95
-    logits = drawn(300, 0, 3.0)[0]
-    assert chance_error(logits, 3.0) == pytest.approx(chance_error(logits / 3), rel=1e-6)
 
 
 def test_chance_errors_grow_as_images_get_fewer():
@@ -194,13 +274,13 @@ def test_chance_errors_grow_as_images_get_fewer():
 
 def test_coverage_counts_the_answers_that_are_sure_enough():
     logits, labels = sure([0.55, 0.75, 0.9, 0.97, 0.05]), torch.tensor([0, 1, 0, 0, 0])  # the last one answers 1: wrong
-    assert coverage(logits, labels, 1.0, (0.5, 0.7, 0.95, 0.98)) == [
+    assert coverage(logits, labels, (0.5, 0.7, 0.95, 0.98)) == [
         (0.5, 5, 3),
         (0.7, 4, 2),
         (0.95, 2, 1),
         (0.98, 0, 0),
     ]
-    assert coverage(logits, labels, 2.0, (0.8,)) == [(0.8, 2, 1)]  # 0.97 becomes 0.85, 0.95 becomes 0.81, 0.9 0.75
+    assert coverage(logits / 2, labels, (0.8,)) == [(0.8, 2, 1)]  # 0.97 becomes 0.85, 0.95 becomes 0.81, 0.9 0.75
 
 
 @pytest.mark.parametrize(("right", "count", "margin"), [(60, 80, 5.0), (90, 100, 1.0), (55, 100, 2.0)])

@@ -1,6 +1,7 @@
 """Recipes: strict, told in one line what is wrong with them, filled in by the data, and read back as they were."""
 
 import json
+import re
 
 import jsonschema
 import pytest
@@ -296,6 +297,19 @@ def test_resolve_leaves_alone_what_the_recipe_gives():
 def test_resolve_refuses_another_number_of_classes():
     with pytest.raises(ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: leave it out$"):
         tiny_recipe(model={"num_classes": 9}).resolve(image_size=(8, 8), channels=1, num_classes=7)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.patch_size=0", "model.patch_size.0 is 0: input should be greater than 0"),
+        ("model.mlp_ratio=1e308", "model.mlp_ratio is '1e308': input should be less than or equal to 1024"),
+        ("data.memory_budget=1e308", "data.memory_budget is '1e308': input should be less than or equal to 1048576"),
+    ],
+)
+def test_a_number_beyond_all_bounds_is_told_by_its_own_name(override, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_recipe("digits", [override])
 
 
 def test_resolve_refuses_a_patch_size_that_does_not_fit():

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -108,7 +109,8 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
     assert "<h1>stripes &amp; more</h1>" in text and 'enctype="multipart/form-data"' in text
     assert 'id="answers"' not in text and "data:image" not in text
     assert "@photo.jpg http://testserver/predict" in text
-    assert 'id="answers"' not in client.post("/", data={"images": "text"}, files={"other": b"x"}).text
+    empty = client.post("/", data={"images": "text"}, files={"other": b"x"})
+    assert empty.status_code == 400 and "no image came: choose a file (field images)" in empty.text
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,25 @@ def test_requests_are_answered_one_after_the_other(client, monkeypatch):
         answers = list(pool.map(lambda request: request(), requests))
     assert most == [1] * 8
     assert answers == [request() for request in requests]
+
+
+def test_a_program_does_not_wait_for_all_images_of_a_form(client, monkeypatch):
+    asked, begun, explain = [], Event(), serve.explain
+
+    def slowly(*args, **options):
+        asked.append("explain")
+        begun.set()
+        time.sleep(0.05)
+        return explain(*args, **options)
+
+    monkeypatch.setattr(serve, "explain", slowly)
+    monkeypatch.setattr(serve, "predict", lambda *args, **options: asked.append("predict") or predict(*args, **options))
+    images = encoded(8)
+    with ThreadPoolExecutor(1) as pool:
+        form = pool.submit(lambda: client.post("/", files=[("images", image) for image in images]))
+        assert begun.wait(20) and client.post("/predict", content=images[0]).status_code == 200
+        assert form.result().status_code == 200
+    assert asked.count("explain") == 8 and asked[-1] == "explain"
 
 
 def test_a_device_that_is_not_there_is_told_before_the_first_request(bundle):

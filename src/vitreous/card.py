@@ -205,12 +205,13 @@ def measured(results: dict[str, Any]) -> str:
     if results["test"] is None:
         return f"There were no test images. {seed}"
     low, high = top1_interval(results.get("float16", results["test"]))
+    unit = "the groups" if "groups" in results["test"] else "the number"
     return f"""On the {results["test"]["count"]:,} test images, opened after the last step:
 
 {_figures(results)}
 
 {seed}
-95% interval of top-1, by the number of test images: {low:.1%} to {high:.1%}."""
+95% interval of top-1, by {unit} of test images: {low:.1%} to {high:.1%}."""
 
 
 def _figures(results: dict[str, Any]) -> str:

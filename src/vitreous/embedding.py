@@ -16,6 +16,7 @@ from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
+MADE_BY = "vitreous embed"  # stands in its files
 TEMPERATURE = 0.07  # a neighbour's vote counts exp(similarity / TEMPERATURE), as in Wu et al. 2018, arXiv 1805.01978
 PART = 1024  # images compared with all others at a time
 
@@ -117,4 +118,5 @@ def write_parquet(features: Features, path: Path) -> None:
             "feature": pa.FixedSizeListArray.from_arrays(flat, D),
         }
     )
+    table = table.replace_schema_metadata({"made_by": MADE_BY})
     replace_file(path, lambda part: pq.write_table(table, part))

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import differs
-from vitreous.data.images import ImageSet, Split, match_labels
+from vitreous.data.check import differs, digest_of
+from vitreous.data.images import ImageSet, Split, groups_of, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
-from vitreous.data.stores import Images
+from vitreous.data.stores import ArrayImages, Images
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import read_json, write_csv
-from vitreous.metrics import ClassFigures, class_figures, classification_metrics
+from vitreous.metrics import ClassFigures, calibration_error, class_figures, classification_metrics, reliability
 from vitreous.prediction import images_at_once, own_precision, split_logits
 from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
@@ -44,6 +45,8 @@ class Judged(NamedTuple):
     """That the answers took, from images that lay decoded; reading is part of it where they do not fit in memory."""
     name: str = ""
     """Of the split, where it is one of a set; `given` for images that come in none."""
+    groups: np.ndarray | None = None
+    """(N,), what `data.group` finds of each image; None where it finds nothing."""
 
 
 def judge(
@@ -73,17 +76,34 @@ def judge(
     started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
     seconds = time.monotonic() - started
-    figures = classification_metrics(logits, batches.labels, bundle.temperature)
+    groups = None
+    if options.group is not None:
+        with suppress(ValueError):  # other images than those that a model learnt from need have no groups
+            groups = groups_of(batches.images, options.group)
+    figures = classification_metrics(logits, batches.labels, bundle.temperature, groups)
     rows = np.arange(len(split))
     if len(batches) < len(split):
         there = {batches.images.describe(row) for row in range(len(batches))}
         rows = np.array([row for row in rows if split.images.describe(row) in there])
-    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds, name)
+    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds, name, groups)
+
+
+def pooled_figures(parts: Sequence[Judged]) -> dict:
+    """Figures of models of the same classes, each on its part of a set, as if one had answered all of it.
+
+    There is no `auroc`, as scores of several models have no common order, and no `temperature`: each has its own.
+    """
+    logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
+    scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
+    found = [part.groups for part in parts]
+    groups = None if any(part is None for part in found) else np.concatenate(found)
+    figures = classification_metrics(logits, labels, 1.0, groups)
+    return figures | {"ece": calibration_error(reliability(scaled, labels)), "auroc": None, "temperature": None}
 
 
 def write_answers(parts: Iterable[Judged], path: Path) -> None:
-    """A line an image: split and row, where it lies, its class, the answer, and the probabilities of both."""
-    head = ("split", "row", "image", "class", "answer", "probability", "probability_of_class")
+    """A line an image: split and row, where it lies, its class, the answer, the probabilities of both, its group."""
+    head = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
     write_csv(path, head, (line for judged in parts for line in _lines(judged)))
 
 
@@ -92,7 +112,8 @@ def _lines(judged: Judged) -> Iterator[tuple[object, ...]]:
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
         shares = [f"{probabilities[i, k]:.6g}" for k in (answer, label)]
-        yield judged.name, judged.rows[i], judged.images.describe(i), names[label], names[answer], *shares
+        group = "" if judged.groups is None else judged.groups[i]
+        yield judged.name, judged.rows[i], judged.images.describe(i), names[label], names[answer], *shares, group
 
 
 def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], path: Path) -> None:
@@ -147,7 +168,7 @@ def judge_run(
     split = image_set.judged if split is None else split
     if split not in image_set.splits:
         raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
-    return judge(
+    judged = judge(
         bundle,
         as_known(bundle, image_set, split),
         device=where,
@@ -156,6 +177,21 @@ def judge_run(
         options=options,
         skip_broken=skip_broken or image_set.skip_broken,
     )
+    if data is None and _others(judged, record_of(run)[0]):
+        log.warning(
+            "these are not the %s images of the run, or in another order: were files changed or renamed? Some may be "
+            "among those that it learnt from",
+            split,
+        )
+    return judged
+
+
+def _others(judged: Judged, folder: Path) -> bool:
+    """Whether a run's own images, where they lie decoded, are not what its `data.json` has a hash of."""
+    recorded = read_json(folder / "data.json")["hash"].get(judged.name)
+    if recorded is None or not isinstance(judged.images, ArrayImages):
+        return False
+    return digest_of(Split(judged.images, judged.labels.numpy())) != recorded
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:

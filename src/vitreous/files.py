@@ -2,6 +2,7 @@
 
 import csv
 import json
+import mmap
 import os
 import uuid
 from collections.abc import Callable, Iterable
@@ -93,18 +94,30 @@ def _is_stream(path: Path) -> bool:
     return path.parent == Path("/dev") or (path.exists() and not path.is_file())
 
 
-def check_file(path: Path, suffix: str) -> None:
+def check_file(path: Path, suffix: str, mark: str | None) -> None:
     """Raises ValueError for a place where a file of this suffix would take the place of something else.
 
-    It must not be a folder, nor a file of another kind, nor one of a run's or a trained model's.
+    It must not be a folder, nor a file of another kind, nor one of a run's or a trained model's, nor one that is there
+    without `mark`, by which what the same command wrote is known; None: the file is added to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")
     if _is_stream(path):
         return
-    if Path(os.path.realpath(path)).suffix.lower() != suffix:
+    target = Path(os.path.realpath(path))
+    if target.suffix.lower() != suffix:
         raise ValueError(f"{path} does not end in {suffix}, as what is written there must: name another file")
-    _check_place(Path(os.path.realpath(path)).parent)
+    _check_place(target.parent)
+    if mark is not None and target.exists() and not _holds(target, mark):
+        raise ValueError(f"{path} holds something else, which stays as it is: name another file")
+
+
+def _holds(file: Path, mark: str) -> bool:
+    """Whether a mark stands in a file; one that is empty holds nothing to lose."""
+    if not file.stat().st_size:
+        return True
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.rfind(mark.encode()) >= 0  # from the end, where a parquet file says what it is
 
 
 def check_folder(path: Path) -> None:

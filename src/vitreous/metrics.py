@@ -21,10 +21,13 @@ NAMES = {
     "recall_macro": "recall, macro",
     "f1_macro": "F1, macro",
     "f1_micro": "F1, micro",
+    "auroc": "AUROC, macro",
     "ece": "calibration error",
     "ece_unscaled": "calibration error, unscaled",
     "temperature": "temperature",
     "count": "images",
+    "groups": "groups",
+    "effective_count": "effective sample size",
 }
 WATCHED = ("loss", "top1", "top5", "precision_macro", "recall_macro", "f1_macro")  # by epoch, and over folds
 
@@ -33,24 +36,45 @@ def figure_text(name: str, value: float | None) -> str:
     """A figure as people read it; "" where there is none."""
     if value is None:
         return ""
-    return {"count": f"{value:,.0f}", "loss": f"{value:.4f}", "temperature": f"{value:.3f}"}.get(name, f"{value:.2%}")
+    forms = {"loss": ".4f", "temperature": ".3f", "count": ",.0f", "groups": ",.0f", "effective_count": ",.0f"}
+    return format(value, forms.get(name, ".2%"))
 
 
 def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> tuple[float, float]:
-    """The 95% interval of a split's top-1, or of another share of its images."""
-    return wilson(round(figures[key] * figures["count"]), figures["count"])
+    """The 95% interval of a split's top-1, or of another share of its images; a wider one where they come in groups."""
+    count = figures["count"]
+    weight = figures.get("effective_count", count) / count
+    return wilson(round(figures[key] * count) * weight, count * weight)
 
 
-def classification_metrics(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> dict[str, float | int | None]:
-    """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, ece, ece_unscaled, temperature and count.
+def classification_metrics(
+    logits: Tensor, labels: Tensor, temperature: float = 1.0, groups: np.ndarray | None = None
+) -> dict[str, float | int | None]:
+    """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, auroc, ece, ece_unscaled, temperature and count.
 
     `ece` is the calibration error of the probabilities that predictions give, after division by the `temperature`;
-    `ece_unscaled` and the loss are those of the logits as they are.
+    `ece_unscaled`, the loss and the auroc are those of the logits as they are. groups: (N,), of images that belong
+    together: then `group_figures`, too.
     """
     figures = answer_metrics(logits, labels)
-    figures["ece"] = calibration_error(reliability(logits, labels, temperature))
+    figures["auroc"] = auroc(logits.double().softmax(dim=1), labels)
+    figures["ece"] = calibration_error(reliability(logits.double() / temperature, labels))
     figures["ece_unscaled"] = calibration_error(reliability(logits, labels))
-    return figures | {"temperature": temperature, "count": len(labels)}
+    figures |= {"temperature": temperature, "count": len(labels)}
+    return figures if groups is None else figures | group_figures((logits.argmax(dim=1) == labels).numpy(), groups)
+
+
+def auroc(probabilities: Tensor, labels: Tensor) -> float | None:
+    """The area under the ROC curve of each class against the others, (N, K) and (N,), as the mean over the classes.
+
+    Those without images are left out; None where there is but one with images.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    classes = labels.unique()
+    if len(classes) < 2:
+        return None
+    return float(np.mean([roc_auc_score((labels == k).numpy(), probabilities[:, k].numpy()) for k in classes]))
 
 
 def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | None]:
@@ -121,7 +145,37 @@ def class_figures(counts: np.ndarray) -> list[ClassFigures]:
     ]
 
 
-def wilson(hits: int, count: int) -> tuple[float, float]:
+def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | int]:
+    """How many groups there are, and how many independent images would tell the share of right answers as well.
+
+    right: bool (N,). groups: (N,). `effective_count` is N over the design effect (Kish 1965), less by what so few
+    groups leave open (Korn & Graubard 1998): from 1 to N. Where all answers are right, or none is, each group is one.
+    """
+    from scipy.stats import t
+
+    names, of = np.unique(groups, return_inverse=True)
+    N, G, share = len(right), len(names), right.mean()
+    if G < 2 or share in (0, 1):
+        return {"groups": G, "effective_count": G}
+    variance = G / (G - 1) * (np.bincount(of, weights=right - share) ** 2).sum() / N**2
+    independent = share * (1 - share) / variance if variance else N
+    return {"groups": G, "effective_count": float(np.clip(independent * (Z95 / t.ppf(0.975, G - 1)) ** 2, 1, N))}
+
+
+def sign_flip_p(totals: np.ndarray) -> float:
+    """How often the sum of integers (n,) would lie as far from 0, if each had either sign by chance: two-sided, exact.
+
+    Of 1 and -1 that is McNemar's exact test (1947).
+    """
+    sizes = np.abs(totals[totals != 0])
+    chance = np.ones(1)  # of each sum, in steps of 2 from the least
+    for size in sizes:
+        chance = (np.pad(chance, (0, size)) + np.pad(chance, (size, 0))) / 2
+    sums = 2 * np.arange(len(chance)) - sizes.sum()
+    return min(float(chance[np.abs(sums) >= abs(totals.sum())].sum()), 1.0)
+
+
+def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95% interval of a share of which `hits` of `count` were seen (Wilson 1927): within 0..1 even at its ends."""
     if not 0 <= hits <= count or count < 1:
         raise ValueError(f"{hits} hits of {count}: at least one try, and no more hits than tries")
@@ -141,9 +195,9 @@ class Reliability(NamedTuple):
     """Share of them that is right."""
 
 
-def reliability(logits: Tensor, labels: Tensor, temperature: float = 1.0, bins: int = BINS) -> Reliability:
+def reliability(logits: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """How often answers are right, by how sure the model is: logits (N, K), labels (N,)."""
-    confidence, answers = (logits.double() / temperature).softmax(dim=1).max(dim=1)
+    confidence, answers = logits.double().softmax(dim=1).max(dim=1)
     rows = _bin_of(confidence, bins)
     count = torch.bincount(rows, minlength=bins).double()
     sure = torch.bincount(rows, weights=confidence, minlength=bins) / count.clamp(min=1)
@@ -160,13 +214,13 @@ def calibration_error(bins: Reliability) -> float:
     return float((bins.count * np.abs(bins.confidence - bins.accuracy)).sum() / bins.count.sum())
 
 
-def chance_error(logits: Tensor, temperature: float = 1.0, bins: int = BINS, draws: int = 200) -> tuple[float, float]:
+def chance_error(logits: Tensor, bins: int = BINS, draws: int = 200) -> tuple[float, float]:
     """The calibration error that a model as sure as this one shows by chance if it is right as often as it says.
 
     logits (N, K). Of so many draws, in which each answer is right with its confidence, the mean and the 95th percentile
     (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images it is above 0 by chance.
     """
-    confidence = (logits.double() / temperature).softmax(dim=1).amax(dim=1)
+    confidence = logits.double().softmax(dim=1).amax(dim=1)
     rows, generator = _bin_of(confidence, bins), torch.Generator().manual_seed(0)
     errors = torch.zeros(draws, dtype=torch.float64)
     for i in range(draws):
@@ -183,9 +237,9 @@ class Covered(NamedTuple):
     right: int
 
 
-def coverage(logits: Tensor, labels: Tensor, temperature: float, thresholds: Sequence[float]) -> list[Covered]:
+def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> list[Covered]:
     """How many answers are at least so sure, and how many of these are right: logits (N, K), labels (N,)."""
-    confidence, answers = (logits.double() / temperature).softmax(dim=1).max(dim=1)
+    confidence, answers = logits.double().softmax(dim=1).max(dim=1)
     kept = [(threshold, confidence >= threshold) for threshold in thresholds]
     return [Covered(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 

@@ -10,6 +10,7 @@ from PIL import Image
 from vitreous.files import replace_file
 
 LOOK = Path(__file__).with_suffix(".css")
+MARK = '<meta name="generator" content="Vitreous">'
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -23,7 +24,8 @@ def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="generator" content="Vitreous">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"{MARK}\n"
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n{head}'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )

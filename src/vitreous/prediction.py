@@ -26,6 +26,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
+TABLE = ("image", "rank", "class", "probability")  # what `write_table` writes
 AT_ONCE, TOKENS = 256, 1 << 16  # the most images in one pass of a whole split, and tokens of them
 
 
@@ -251,4 +252,4 @@ def write_table(predictions: Iterable[Prediction], path: Path) -> None:
         for prediction in predictions
         for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1)
     )
-    write_csv(path, ("image", "rank", "class", "probability"), rows)
+    write_csv(path, TABLE, rows)

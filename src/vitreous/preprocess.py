@@ -174,12 +174,12 @@ def orientation(image: Image.Image) -> int:
 
 
 def _to_bytes(image: Image.Image) -> np.ndarray:
-    """Levels of a deep gray picture as uint8: 16 bits, or floats in 0..1 or 0..255."""
+    """Levels of a deep gray picture as uint8: integers are of 16 bits, floats in 0..1.
+
+    What a picture holds does not change how it is scaled, or a dark one would become as bright as others.
+    """
     levels = np.asarray(image).astype(np.float64)
-    low, high = levels.min(), levels.max()
-    peak = 65535 if image.mode.startswith("I;16") or (image.mode == "I" and high > 255) else 255
-    if image.mode == "F" and high <= 1:
-        peak = 1
+    low, high, peak = levels.min(), levels.max(), 1 if image.mode == "F" else 65535
     if not (low >= 0 and high <= peak):  # also when not a number
-        raise ValueError(f"gray levels {low:g}..{high:g} are outside 0..{peak}: save it with 8 or 16 bits")
+        raise ValueError(f"gray levels {low:g}..{high:g} are outside 0..{peak}: scale all pictures by one factor")
     return np.rint(levels * (255 / peak)).astype(np.uint8)

@@ -87,6 +87,8 @@ class Service:
         async with request.form(max_files=MOST) as form:
             given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
             images = [(upload.filename or "an image", await upload.read()) for upload in given]
+        if not images:
+            raise HTTPException(400, "no image came: choose a file (field images)")
         return self._page(request, await run_in_threadpool(self._explain, images))
 
     async def _post_image(self, request: Request) -> JSONResponse:
@@ -112,14 +114,14 @@ class Service:
     def _explain(self, images: list[tuple[str, bytes]]) -> str:
         """The answers to image files, given by name and content, as HTML."""
         shots, notes = [], ""
-        with self._alone:
-            for file, content in images:
-                try:
+        for file, content in images:
+            try:
+                with self._alone:  # for each, so that a program need not wait for all images of a form
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
-                    shots.append(_answered(found, file))
                     self.on_answer(found.classes[0], found.probabilities[0])
-                except BrokenImage as error:
-                    notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
+                shots.append(_answered(found, file))
+            except BrokenImage as error:
+                notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
         if not shots:
             return notes
         text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}."

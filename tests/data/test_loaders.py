@@ -269,7 +269,7 @@ def test_a_disk_without_room_is_told_before_it_is_written_to(tmp_path, cache, mo
     write_folder(tmp_path / "x", {"a": 4, "b": 4})
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(loaders, "_decode_all", fails)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left on device: make room there, or name another folder as VITR"):
         decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     assert not list(cache.glob("*.unfinished"))
 
@@ -360,3 +360,11 @@ def test_a_cache_that_cannot_be_made_is_gone_without(tmp_path, caplog):
     decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=tmp_path / "file" / "cache")
     np.testing.assert_array_equal(decoded.images.array, expected)
     assert "decoded images are not kept" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_to_is_gone_without(tmp_path, cache, caplog, monkeypatch):
+    expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (cache, os.W_OK))  # root may write anywhere
+    decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    np.testing.assert_array_equal(decoded.images.array, expected)
+    assert f"decoded images are not kept: {cache} cannot be written to" in caplog.text and not list(cache.iterdir())

@@ -35,6 +35,23 @@ def read(split, channels=3, size=8):
     return split.images.read(np.arange(len(split)), preprocess_of(channels, size))
 
 
+def test_a_parquet_file_in_one_large_row_group_is_told(tmp_path, caplog, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    files = sorted(write_images(tmp_path / "photos", 4).rglob("*.png"))
+    columns = {"image": [file.read_bytes() for file in files], "label": [file.parent.name for file in files]}
+    table = pyarrow.table(columns)
+    for rows, told in ((12, True), (4, False)):
+        caplog.clear()
+        pq.write_table(table, tmp_path / f"{rows}.parquet", row_group_size=rows)
+        if told:
+            size = pq.read_metadata(tmp_path / "12.parquet").row_group(0).total_byte_size
+            monkeypatch.setattr(parquet, "LARGE_GROUP", size - 1)
+        load(tmp_path / f"{rows}.parquet")
+        assert ("in one row group, which is read whole" in caplog.text) == told
+
+
 def test_importing_data_is_light():
     heavy = "{'sklearn', 'scipy', 'pyarrow', 'huggingface_hub', 'matplotlib', 'torchvision'}"
     code = f"import sys, vitreous.data.sources, vitreous.data.loaders; print(*sorted({heavy} & set(sys.modules)))"

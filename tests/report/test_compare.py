@@ -9,11 +9,22 @@ from shutil import copytree
 
 import pytest
 from rich.console import Console
+from scipy.stats import ttest_ind
+from sklearn.metrics import f1_score
 from tiny import tiny_recipe, tiny_set
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
-from vitreous.report.compare import against, compare_page, differences, figures, judged_apart, read_run, render
+from vitreous.report.compare import (
+    against,
+    compare_page,
+    differences,
+    figures,
+    judged_apart,
+    over_seeds,
+    read_run,
+    render,
+)
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -95,19 +106,27 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     table = figures([read_run(tmp_path / "cv"), read_run(runs / "a")])
     rows, intervals = dict(table), [texts for name, texts in table if "interval" in name]
     with (tmp_path / "cv" / "answers.csv").open() as file:
-        hits = sum(row["class"] == row["answer"] for row in csv.DictReader(file))
+        pairs = [(row["class"], row["answer"]) for row in csv.DictReader(file)]
+    hits = sum(label == answer for label, answer in pairs)
+    f1_macro = f1_score(*zip(*pairs, strict=True), average="macro")
     low, high = wilson(hits, 48)
     assert rows["test top-1"][0] == f"{hits / 48:.2%}" and rows["test images"] == ["48", "12"]
     assert intervals[0][0] == f"{low:.2%} to {high:.2%}" and intervals[1][0] == ""
     spread = f"{cross.results['top1_mean']:.2%} ± {cross.results['top1_sd']:.2%} (n = 5)"
     assert rows["  by fold, mean ± sd"] == [spread, ""]
-    assert rows["test F1, macro"][0] == ""  # a mean over folds is not that of all images
+    assert rows["test F1, macro"][0] == f"{cross.results['pooled']['f1_macro']:.2%}"
+    assert cross.results["pooled"]["f1_macro"] == pytest.approx(f1_macro) != cross.results["f1_macro_mean"]
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
     assert "not judged on the same test images" in judged_apart([read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert judged_apart([read_run(tmp_path / "cv")] * 2) == ""
     other = recipe.model_copy(update={"seed": 1})  # which cuts other parts of the same images
     fit_folds(other, tiny_set(), out=tmp_path / "cv-1", **quiet)
     assert "points" in against(read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1"), "test")
+    torn = read_run(tmp_path / "cv-1")
+    torn = replace(torn, recipe=torn.recipe | {"data.group": "patient"})
+    assert against(read_run(tmp_path / "cv"), torn, "test") == "folds cut by other groups"
+    heads, by_recipe = over_seeds([read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1")])
+    assert len(heads) == 1 and dict(by_recipe)["runs"] == ["2"]
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert spread in (tmp_path / "c.html").read_text()
     (tmp_path / "cv" / "results.json").unlink()
@@ -122,6 +141,7 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     wrong = next(name for name in ("sky", "sea") if name not in {row["class"] for row in tests})
     for run, right in {"x": 4, "y": 10}.items():  # of 12: x alone twice, y alone eight times
         copytree(runs / "a", tmp_path / run)
+        copytree(runs / "a", tmp_path / f"{run}-grouped")
         for i, row in enumerate(tests):
             hit = i < right if run == "x" else i >= 12 - right + 1 or i == 0
             row["answer"] = row["class"] if hit else wrong
@@ -129,9 +149,17 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(tests)
+        for i, row in enumerate(tests):
+            row["group"] = f"plate {i // 3}"
+        with (tmp_path / f"{run}-grouped" / "answers.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(tests)
+        for row in tests:
+            row["group"] = ""
     x, y = read_run(tmp_path / "x"), read_run(tmp_path / "y")
-    only_x = sum(x.right["test"][image] and not y.right["test"][image] for image in x.right["test"])
-    only_y = sum(y.right["test"][image] and not x.right["test"][image] for image in x.right["test"])
+    right = [{image: hit for image, (hit, _) in run.answered["test"].items()} for run in (x, y)]
+    only_x, only_y = (sum(a[image] and not b[image] for image in a) for a, b in (right, right[::-1]))
     assert (only_x, only_y) == (2, 8)
     assert against(x, y, "test") == "+50.00 points (8 to 2, p = 0.11)"
     assert against(y, x, "test") == "-50.00 points (2 to 8, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
@@ -139,15 +167,55 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, replace(x), "test") == "+0.00 points (0 to 0, p = 1)"
     assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 to 2, p = 0.11)"]
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
+    grouped = [read_run(tmp_path / f"{run}-grouped") for run in "xy"]  # -2, 2, 3, 3: of 16 signs
+    assert against(*grouped, "test") == "+50.00 points (8 to 2, p = 0.38 by 4 groups)"  # six are as far from 0 as 6
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 to 2, p = 0.11)"
 
 
+def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
+    x, y = read_run(runs / "a"), read_run(runs / "b")
+
+    def seeds(run, top1):
+        results = [{"test": {"top1": value, "count": 50}} for value in top1]
+        return [
+            replace(run, name=f"{run.name}-{i}", recipe=run.recipe | {"seed": i}, results=each)
+            for i, each in enumerate(results)
+        ]
+
+    first, other = seeds(x, [0.80, 0.84, 0.82]), seeds(y, [0.90, 0.86])
+    heads, rows = over_seeds([*first, x, *other, y])
+    assert len(heads) == 2 and heads[0].startswith(first[0].name) and rows[0] == ("runs", ["4", "3"])
+    heads, rows = over_seeds([*first, *other])
+    interval = ttest_ind([0.90, 0.86], [0.80, 0.84, 0.82], equal_var=False).confidence_interval()
+    low, high = (f"{100 * end:+.2f}" for end in interval)
+    assert dict(rows) == {
+        "runs": ["3", "2"],
+        "test top-1, mean ± sd": ["82.00% ± 2.00%", "88.00% ± 2.83%"],
+        "  against the first": ["", f"+6.00 points (95% interval {low} to {high})"],
+    }
+    assert over_seeds([first[0], other[0]]) == ([], [])
+    same = over_seeds([*seeds(x, [0.5, 0.5]), *seeds(y, [0.6, 0.6])])[1]
+    assert dict(same)["  against the first"] == ["", "+10.00 points"]
+    page = tmp_path / "c.html"
+    for copy in ("a2", "a3"):
+        copytree(runs / "a", tmp_path / copy)
+    compare_page(page, [read_run(tmp_path / "a2"), read_run(tmp_path / "a3")])
+    assert "Over seeds" in page.read_text() and "± 0.00%" in page.read_text()
+    assert len(render([read_run(tmp_path / "a2"), read_run(tmp_path / "a3")])) == 2
+    compare_page(page, [read_run(tmp_path / "a2")])
+    assert "Over seeds" not in page.read_text()
+
+
 def test_a_p_value_comes_with_what_it_is_about(vitreous, runs, tmp_path):
     sentence = "p is about these trained models on these images: another seed is another model."
-    for others, told in (([runs / "b"], True), ([], False)):  # one run alone has no p
+    several = f"{sentence} Of 2 p, none is raised for there being others."
+    for others, told in (([runs / "b"] * 2, several), ([runs / "b"], sentence), ([], "")):  # one run alone has no p
         code, out, _ = vitreous("compare", runs / "a", *others, "--out", tmp_path / "c.html")
-        assert code == 0 and (sentence in out.splitlines()) == (sentence in (tmp_path / "c.html").read_text()) == told
+        said = [line for line in out.splitlines() if line.startswith("p is")]
+        assert code == 0 and said == ([told] if told else [])
+        page = (tmp_path / "c.html").read_text()
+        assert told in page and (sentence in page) == bool(told)
 
 
 def test_a_shipped_name_is_a_run(runs, tmp_path, monkeypatch):

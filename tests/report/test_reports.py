@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -14,16 +15,18 @@ import torch
 from rich.console import Console
 from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 
+from vitreous import report
 from vitreous.card import UNTESTED
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
 from vitreous.metrics import chance_error
 from vitreous.model import ViTConfig
-from vitreous.recipe import make_recipe
+from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import answer_sections, results_section
 from vitreous.report.pictures import cheap_method
 from vitreous.train import outcome
+from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
 EMPTY = {"img", "meta", "link", "br"}
@@ -275,6 +278,67 @@ def test_images_that_are_streamed_are_shown_too(tmp_path):
     assert len(page.images) > 12
 
 
+# --- cross-validations ---
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory):
+    """Three folds of stripes, of which some carry a wrong label, so that there are mistakes; and two temperatures."""
+    pixels, labels = stripes(48, seed=2)
+    data = ImageSet.from_arrays(pixels, np.where(np.arange(48) % 7 == 0, (labels + 1) % 3, labels), name="stripes")
+    recipe = tiny_recipe(epochs=4, data={"val_fraction": 0.25, "folds": 3}, optim={"learning_rate": 0.01})
+    out = tmp_path_factory.mktemp("folds") / "cv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcome, "_draw", lambda *_: None)
+        patch.setattr(outcome, "fit_temperature", lambda logits, _: 0.5 + logits[0, 0].item() % 1)
+        return fit_folds(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
+
+
+def test_the_page_of_a_cross_validation_has_the_figures_of_all_folds(folds):
+    page, results = Page(folds.folder / "report.html"), folds.results
+    assert {link.removeprefix("#") for link in page.links} == set(page.ids)
+    assert all(url.startswith("data:") for url in page.loaded) and all(image["alt"] for image in page.images)
+    with (folds.folder / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    hits = sum(row["class"] == row["answer"] for row in rows)
+    assert f"{hits / 48:.2%} top-1 on 48 held-out images" in page.text
+    assert f"mean over folds {results['top1_mean']:.2%} standard deviation {results['top1_sd']:.2%}" in page.text
+    tests = [json.loads((folds.folder / f"fold-{k}" / "results.json").read_text())["test"] for k in (1, 2, 3)]
+    shown = re.search(r"images fold 1 (.*?) fold 2 (.*?) fold 3 (.*?) mean (\S+ \S+)", page.text).groups()
+    for test, row in zip(tests, shown, strict=False):
+        assert row.startswith(f"{test['top1']:.2%} {test['loss']:.4f} ") and f" {test['auroc']:.2%} " in row
+    assert shown[3] == f"{results['top1_mean']:.2%} {results['loss_mean']:.4f}"
+    temperatures = ", ".join(f"{test['temperature']:.3g}" for test in tests)
+    assert len({test["temperature"] for test in tests}) == 3 and f"ECE at temperature {temperatures}" in page.text
+
+
+def test_each_image_is_shown_with_what_its_own_fold_said(folds):
+    page = Page(folds.folder / "report.html")
+    with (folds.folder / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    wrong = sorted((r for r in rows if r["class"] != r["answer"]), key=lambda r: -float(r["probability"]))
+    sure = sorted((r for r in rows if r["class"] == r["answer"]), key=lambda r: float(r["probability"]))
+    shown = [image["alt"] for image in page.images if ", answered" in image["alt"]]
+    expected = [
+        f"{row['class']}, answered {row['answer']} with {float(row['probability']):.1%}"
+        for row in wrong[:12] + sure[:12]
+    ]
+    assert len(wrong) > 3 and shown == expected
+    assert f"fold-{wrong[0]['fold']} test:{wrong[0]['row']}" in page.text
+
+
+def test_a_report_of_folds_that_fails_loses_nothing(folds, tmp_path, monkeypatch):
+    copytree(folds.folder, tmp_path / "cv")
+    (tmp_path / "cv" / "results.json").unlink()
+    monkeypatch.setattr(report, "folds_report", lambda *_: 1 / 0)
+    recipe = read_recipe(str(tmp_path / "cv" / "recipe.yaml"))
+    pixels, labels = stripes(48, seed=2)
+    data = ImageSet.from_arrays(pixels, np.where(np.arange(48) % 7 == 0, (labels + 1) % 3, labels), name="stripes")
+    again = fit_folds(recipe, data, out=tmp_path / "cv", resume=True, device="cpu", console=Console(file=io.StringIO()))
+    assert again.results == folds.results
+    assert "could not write" in (tmp_path / "cv" / "train.log").read_text()
+
+
 # --- evaluations ---
 
 
@@ -291,7 +355,7 @@ def test_an_evaluation_has_its_report(tmp_path):
     page = Page(tmp_path / "report.html")
     assert "runs/x, judged on the 12 test images of photos." in page.text and "x on photos" in page.text
     assert f"{judged.figures['top1']:.2%}" in page.text and "vitreous evaluate run 'x & y'" in page.text
-    mean, most = chance_error(judged.logits, 1.5)
+    mean, most = chance_error(judged.logits.double() / 1.5)
     assert f"as sure as this one, would show {mean:.2%} on 12 images, and up to {most:.2%} in 19 of 20" in page.text
     assert "ECE at temperature 1.5" in page.text and "learning" not in page.ids
     assert re.search(r"\brow \d", page.text) and "test:" not in page.text  # by which one asks about own images

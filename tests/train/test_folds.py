@@ -19,7 +19,9 @@ from vitreous import plots
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate
+from vitreous.metrics import group_figures
 from vitreous.recipe import make_recipe, read_recipe
+from vitreous.report.compare import read_run
 from vitreous.train import outcome
 from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds
@@ -124,13 +126,53 @@ def test_what_belongs_together_is_held_out_together(animals):
     ("group", "folds", "message"),
     [
         (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' is not a column, and finds nothing in .*cat0_0.png: use another"),
-        ("animals", 3, "all images of class 'cat' fall into one group of data.group 'animals', so none can be held"),
+        ("/", 3, "all images of class 'cat' fall into one group of data.group '/', so none can be held"),
+        ("animals", 3, "data.group 'animals' is not a column, and finds nothing in cat/cat0_0.png: use another"),
         (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
     ],
 )
 def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message):
     with pytest.raises(ValueError, match=message):
         animals.with_fold(1, folds, group=group)
+
+
+def test_what_belongs_together_is_judged_together(animals, tmp_path):
+    recipe = folds_recipe(data={"group": BY_ANIMAL, "val_fraction": 0.25})
+    run = fit_folds(recipe, animals, out=tmp_path / "cv", **quiet())
+    with (run.folder / "answers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["group"] == Path(row["image"]).stem.partition("_")[0] for row in rows)
+    right = np.array([row["class"] == row["answer"] for row in rows])
+    pooled = {"count": len(rows), "top1": right.mean()} | group_figures(right, np.array([row["group"] for row in rows]))
+    assert pooled.items() <= run.results["pooled"].items()
+    fold = json.loads((run.folder / "fold-1" / "results.json").read_text())
+    for split in ("val", "test"):
+        assert 1 < fold[split]["groups"] < 12 and fold[split]["effective_count"] <= fold[split]["count"]
+    again = evaluate(run.folder / "fold-1", animals, split="train", device="cpu")
+    assert again["groups"] == 12 and read_run(run.folder).figure("test", "groups") == 12
+    strangers = ImageSet.from_arrays(*stripes(6, 2), class_names=("dog", "cat"))  # which are called by no animal
+    assert "groups" not in evaluate(run.folder / "fold-1", strangers, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [({"folds": 2}, True), ({"folds": 2, "fold": 1}, True), ({"split_seed": 3}, False), ({}, None)],
+)
+def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused):
+    source = {"source": str(write_images(tmp_path / "photos", 8)), "val_fraction": 0.25}
+    fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
+    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source | changes}
+    recipe = make_recipe(fields | {"start": {"weights": str(tmp_path / "run")}}, "test")
+    caplog.clear()
+    if refused:
+        begin = fit if "fold" in changes else fit_folds
+        with pytest.raises(ValueError, match=r"run learnt from .*photos, of which folds are to be held out: "):
+            begin(recipe, out=tmp_path / "more", **quiet())
+        assert not (tmp_path / "more").exists()
+    else:
+        fit(recipe, out=tmp_path / "more", **quiet())
+        told = "some validation images are among what it saw" in caplog.text
+        assert told == (refused is False) and ("data.val_fraction=0.25 data.split_seed=0" in caplog.text) == told
 
 
 def test_a_class_smaller_than_the_folds_is_named():

@@ -1458,7 +1458,9 @@ def test_results_have_their_keys(finished):
     }  # fmt: skip
     names = {f"{name}_{average}" for name in ("precision", "recall", "f1") for average in ("macro", "micro")}
     for split in ("val", "test"):
-        assert set(results[split]) == {"loss", "top1", "top5", "count", "ece", "ece_unscaled", "temperature"} | names
+        assert set(results[split]) == names | {
+            "loss", "top1", "top5", "count", "ece", "ece_unscaled", "temperature", "auroc",
+        }  # fmt: skip
         assert results[split]["top5"] is None and results[split]["count"] == 12
     assert results["params"] == sum(value.numel() for value in weights_of(run.folder).values())
     assert (results["epochs"], results["seed"], results["precision"]) == (4, 3, "float32")

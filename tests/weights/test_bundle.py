@@ -195,6 +195,16 @@ def test_damaged_weights_are_one_clear_error(saved, damage):
     assert refused(saved).startswith(f"{file} is damaged: ")
 
 
+def test_weights_that_are_no_numbers_are_one_clear_error(tmp_path):
+    bundle, file = tiny_bundle(), tmp_path / "model" / "model.safetensors"
+    bundle.model.head.weight.data[1, 2] = 1e6
+    with pytest.raises(ValueError, match=r"^'head.weight' has values that float16 cannot hold: keep float32$"):
+        bundle.save(tmp_path / "half", dtype=torch.float16)  # which ends at 65,504
+    bundle.model.head.weight.data[1, 2] = math.inf
+    bundle.save(file.parent)
+    assert refused(file.parent) == f"{file} is damaged: 'head.weight' has values that are no finite numbers"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_missing_file_is_one_clear_error(saved, name):
     (saved / name).unlink()

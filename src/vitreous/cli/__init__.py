@@ -72,7 +72,7 @@ def main() -> None:
         sys.exit(0)
     except typer.TyperException as error:  # one without a message has printed the help
         _refuse(error.format_message()) if error.format_message() else sys.exit(2)
-    except (ValueError, FloatingPointError, ImportError, OSError, MemoryError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, ImportError, OSError, MemoryError, RuntimeError) as error:
         if os.environ.get("VITREOUS_DEBUG"):
             raise
         if isinstance(error, OSError) and error.strerror:

@@ -80,13 +80,13 @@ def predict(
     """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
     from vitreous.cli.asked import asked_images, asked_model
     from vitreous.files import check_file
+    from vitreous.prediction import TABLE, write_json_lines, write_table, write_text
     from vitreous.prediction import predict as ask
-    from vitreous.prediction import write_json_lines, write_table, write_text
 
     if json_lines and csv_file:
         raise ValueError("--json and --csv exclude each other: use one of them")
     if csv_file:
-        check_file(csv_file, ".csv")
+        check_file(csv_file, ".csv", ",".join(TABLE))
     broken: list = []
     model = asked_model(run, arch, revision)
     answers = ask(model, asked_images(model, images), top=top, batch_size=batch_size, device=device, broken=broken)
@@ -119,7 +119,7 @@ def serve(
 
     options: dict = {"name": Path(run).resolve().name, "device": device}
     if log is not None:
-        check_file(log, ".csv")
+        check_file(log, ".csv", None)
         options["on_answer"] = AnswerLog(log)
     with listen(host, port) as listener:
         service = Service(asked_model(run, arch, revision), **options)
@@ -146,13 +146,21 @@ def embed(
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
     from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
-    from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
+    from vitreous.embedding import (
+        MADE_BY,
+        embed_image,
+        embed_split,
+        find_nearest,
+        knn_accuracy,
+        load_features,
+        write_parquet,
+    )
     from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
     from vitreous.prediction import own_precision
 
     if out is not None:
-        check_file(out, ".parquet")
+        check_file(out, ".parquet", MADE_BY)
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
     place = Path(image_set.source.removesuffix(f":{image_set.label}"))

@@ -24,7 +24,7 @@ def results_table(results: dict) -> "Table":
     splits = {name: results[name] for name in ("train", "val", "test", "given") if results.get(name)}
     table = Table("", *splits)
     for key, label in NAMES.items():
-        texts = [figure_text(key, figures[key]) for figures in splits.values()]
+        texts = [figure_text(key, figures.get(key)) for figures in splits.values()]
         if "" not in texts:
             table.add_row(label, *texts)
         if key == "top1":

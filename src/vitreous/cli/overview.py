@@ -66,10 +66,11 @@ def compare(
     from rich.console import Console
 
     from vitreous.files import check_file
+    from vitreous.page import MARK
     from vitreous.report.compare import about_p, compare_page, figures, judged_apart, read_run, render
 
     if out is not None:
-        check_file(out, ".html")
+        check_file(out, ".html", MARK)
     read = [read_run(run) for run in runs]
     console = Console()
     for table in render(read):

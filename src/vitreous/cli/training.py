@@ -106,11 +106,16 @@ def train(
 def _tell(console: "Console", run: "Run", cross: bool) -> None:
     """What a run, or a cross-validation, has come to."""
     from vitreous.card import UNTESTED
+    from vitreous.metrics import top1_interval
     from vitreous.train.progress import say
 
     if cross:
         figures = "{folds} folds: top-1 {top1_mean:.2%} ± {top1_sd:.2%} (mean ± sd, n = {n}), loss {loss_mean:.4f}"
         say(console, figures.format(**run.results))
+        pooled = run.results["pooled"]
+        low, high = top1_interval(pooled)
+        share = f"top-1 {pooled['top1']:.2%} (95% interval {low:.2%} to {high:.2%}), F1, macro {pooled['f1_macro']:.2%}"
+        say(console, f"all {pooled['count']:,} images, each by the model that had not seen it: {share}")
     else:
         if run.results["val"] or run.results["test"]:
             console.print(results_table(run.results))
@@ -124,5 +129,5 @@ def _tell(console: "Console", run: "Run", cross: bool) -> None:
         )
         say(console, figures.format(**run.results))
     say(console, f"run folder: {run.folder}")
-    if not cross and (run.folder / "report.html").exists():
+    if (run.folder / "report.html").exists():
         say(console, f"report: {run.folder / 'report.html'}")

@@ -1,7 +1,9 @@
 """What is worth knowing about a set before training on it: copies, leaks, balance; and its summary."""
 
 import hashlib
+import unicodedata
 from contextlib import suppress
+from itertools import combinations
 
 import numpy as np
 
@@ -22,19 +24,21 @@ def check(
 
     group: what `data.group` says.
     """
-    findings = _balance(image_set.class_names, np.bincount(train.labels, minlength=len(image_set.class_names)))
+    counts = np.bincount(train.labels, minlength=len(image_set.class_names))
+    findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts)
     if (stack := _stack(image_set.train.images)) is not None:
         findings.append(f"only the first page of multi-page files is read, such as {stack}")
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
+    findings += _torn(image_set, group) if group is not None else []
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     rows = even_rows(len(train.images), SAMPLE)
-    brightest = train.images.pixels[train.images.rows[rows]].max()
-    if brightest <= DARK:
+    brightest = np.median(train.images.pixels[train.images.rows[rows]].max(axis=(1, 2, 3)))
+    if brightest <= DARK:  # in most images, as a scale bar or a speck may be brighter
         findings.append(
-            f"of {len(rows)} images no pixel is brighter than {brightest} of 255, so few gray levels are left: "
-            "if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
+            f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
+            "left: if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
         )
     hashes = _hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
@@ -72,14 +76,46 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
     return content | ({"listed": listed} if image_set.skip_broken else {})
 
 
-def differs(image_set: ImageSet, record: dict) -> bool:
-    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split."""
+def differs(image_set: ImageSet, record: dict, *, test: bool = True) -> bool:
+    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split.
+
+    test: whether the number of its test images counts, too, on which no training depends.
+    """
     listed = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
-    return list(image_set.class_names) != record["classes"] or listed != record.get("listed", record["per_class"])
+    recorded = record.get("listed", record["per_class"])
+    if not test:
+        listed, recorded = ({k: v if k != "test" else None for k, v in part.items()} for part in (listed, recorded))
+    return list(image_set.class_names) != record["classes"] or listed != recorded
 
 
 def _per_class(splits: dict, classes: int) -> dict[str, list[int]]:
     return {name: np.bincount(split.labels, minlength=classes).tolist() for name, split in splits.items()}
+
+
+def _torn(image_set: ImageSet, group: str) -> list[str]:
+    """Groups with images in several splits, as a set may bring them. Reads names and columns alone."""
+    groups: dict[str, set[str]] = {}
+    for name, split in image_set.splits.items():
+        with suppress(ValueError):  # test images need have none
+            groups[name] = set(groups_of(split.images, group).tolist())
+    shared = {pair: groups[pair[0]] & groups[pair[1]] for pair in combinations(groups, 2)}
+    return [
+        f"{len(torn)} groups of data.group '{group}' have images in {a} and in {b}, such as {min(torn)}: figures on "
+        f"{b} will be too good"
+        for (a, b), torn in shared.items()
+        if torn
+    ]
+
+
+def _alike(class_names: tuple[str, ...]) -> list[str]:
+    """Classes whose names are one and the same to a reader: in case, spaces or how their letters are coded apart."""
+    first: dict[str, str] = {}
+    findings = []
+    for name in class_names:
+        other = first.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), name)
+        if other != name:
+            findings.append(f"'{other}' and '{name}' are two classes: if they are one, give them one name")
+    return findings
 
 
 def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:

@@ -63,10 +63,22 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
             paths += files
             words += [class_name] * len(files)
         if paths:
-            splits[split] = Split(FileImages(paths), match_labels(words, class_names, f"{source}: {split}"))
+            splits[split] = Split(FileImages(paths, root=root), match_labels(words, class_names, f"{source}: {split}"))
         else:
             log.warning("%s: %s has no images in class folders: left out", source, folder.name)
     return ImageSet(name, source, class_names, **splits)
+
+
+def check_outside(path: Path, image_set: ImageSet) -> None:
+    """Raises ValueError for a place in the folder of a set where its next reading would find a class, or images."""
+    root, path = Path(image_set.source), path.resolve()
+    if not isinstance(image_set.train.images, FileImages) or not root.is_dir() or not path.is_relative_to(root):
+        return
+    splits, inside = {SPLITS.get(name.lower()) for name in _subfolders(root)}, path.relative_to(root).parts
+    if "train" not in splits or (inside and inside[0].lower() in SPLITS):
+        raise ValueError(
+            f"{path} lies within the data, of which it would become a part: name another folder with --out"
+        )
 
 
 def check_text(path: Path) -> None:

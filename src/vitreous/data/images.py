@@ -224,7 +224,7 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
             raise ValueError(f"{empty} images have no '{pattern}', as data.group asks for: fill it in")
         return column
     found = []
-    for name in map(images.describe, range(len(images))):
+    for name in images.places():
         if not (match := re.search(pattern, name)):
             raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
         found.append(match[1] if match.re.groups else match[0])

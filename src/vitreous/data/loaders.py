@@ -27,7 +27,7 @@ IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
 MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
 COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
-FITTING = 2  # raised where `Preprocess` fits images in another way, so that what was decoded before is left alone
+FITTING = 3  # raised where `Preprocess` fits images in another way, so that what was decoded before is left alone
 REPORTED = 20  # broken images that are logged one by one
 
 Progress = Callable[[int, int], None]  # gets images done and images in all
@@ -205,6 +205,9 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
     except OSError as error:
         log.warning("decoded images are not kept: %s: %s", cache, error.strerror)
         return None
+    if not file.exists() and not os.access(cache, os.W_OK):
+        log.warning("decoded images are not kept: %s cannot be written to", cache)
+        return None
     if not file.exists() and shutil.disk_usage(cache).free < 1.1 * needed:
         log.warning("%s has no room for %.1f GB of decoded images", cache, needed / 1e9)
         return None
@@ -236,6 +239,9 @@ def _cached(
         array.flush()
         notes.write_text(json.dumps(broken))
         unfinished.replace(file)
+    except OSError as error:
+        more = "make room there, or name another folder as VITREOUS_CACHE"
+        raise OSError(f"cannot keep decoded images in {file.parent}: {error.strerror or error}: {more}") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return np.load(file, mmap_mode="r"), broken

@@ -16,6 +16,7 @@ from vitreous.messages import first_line
 
 log = logging.getLogger("vitreous")
 
+LARGE_GROUP = 1 << 30  # bytes of a row group past which it is told
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 
 
@@ -32,6 +33,13 @@ class ParquetImages(Images):
             for group in range(metadata.num_row_groups):
                 self.groups.append((number, group))
                 counts.append(metadata.row_group(group).num_rows)
+            sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+            if max(sizes, default=0) > LARGE_GROUP:
+                log.warning(
+                    "%s keeps %.1f GB of images in one row group, which is read whole, by each worker too: write it "
+                    "with row_group_size=1000",
+                    file, max(sizes) / 1e9,
+                )  # fmt: skip
         self.starts = np.cumsum(counts)
         self._held, self._lock = {}, threading.Lock()
         super().__init__(int(self.starts[-1]))

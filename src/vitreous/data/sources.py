@@ -44,7 +44,7 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
     elif place and path.exists():
         full = _absolute_path(path)
         check_text(full)
-        image_set = _from_path(path, _called(full), str(full), label)
+        image_set = _from_path(full, _called(full), str(full), label)
     elif name and path.name == name and (kept := _kept(name)):
         image_set = _from_path(kept, name, name, label)
     else:

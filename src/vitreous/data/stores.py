@@ -49,6 +49,13 @@ class Images(ABC):
     def _name(self, row: int) -> str:
         """Where one stored image lies, for messages."""
 
+    def _place(self, row: int) -> str:
+        """Where one stored image lies in its set, wherever that lies: what `data.group` searches."""
+        return self._name(row)
+
+    def places(self) -> list[str]:
+        return [self._place(int(row)) for row in self.rows]
+
     def column(self, name: str) -> np.ndarray | None:
         """What stands beside the images in a column of this name, as text, "" for nothing: (N,). None: no column."""
         return None
@@ -124,6 +131,9 @@ class ArrayImages(Images):
         values = None if self.origin is None else self.origin.column(name)
         return None if values is None else values[self.rows]
 
+    def places(self) -> list[str]:
+        return super().places() if self.origin is None else self.origin.take(self.rows).places()
+
     def original(self, row: int) -> Images:
         return super().original(row) if self.origin is None else self.origin.original(int(self.rows[row]))
 
@@ -196,11 +206,13 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Image files of any kind that Pillow reads. columns: what a table says of them, by name."""
+    """Image files of any kind that Pillow reads. columns: what a table says of them, by name. root: of their set."""
 
-    def __init__(self, paths: Sequence[str | Path], columns: dict[str, list[str]] | None = None):
+    def __init__(
+        self, paths: Sequence[str | Path], columns: dict[str, list[str]] | None = None, root: Path | None = None
+    ):
         super().__init__(len(paths))
-        self.paths, self.columns = [str(path) for path in paths], columns or {}
+        self.paths, self.columns, self.root = [str(path) for path in paths], columns or {}, root
 
     def column(self, name: str) -> np.ndarray | None:
         return np.array(self.columns[name])[self.rows] if name in self.columns else None
@@ -218,6 +230,9 @@ class FileImages(Images):
 
     def _name(self, row):
         return as_text(self.paths[row])
+
+    def _place(self, row):
+        return self._name(row) if self.root is None else self._name(row).removeprefix(f"{as_text(self.root)}/")
 
 
 class DatasetImages(Images):

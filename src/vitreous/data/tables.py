@@ -51,7 +51,7 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
     names = {words[row] for row in rows_of["train"]}
     numbers = all(name.isdecimal() for name in names)
     class_names = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
-    images, made = FileImages(files, columns), {}
+    images, made = FileImages(files, columns, path.parent), {}
     for part, rows in rows_of.items():
         labels = match_labels([words[row] for row in rows], class_names, f"{source}: {part}")
         made[part] = Split(images.take(np.array(rows)), labels)

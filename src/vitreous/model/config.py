@@ -51,7 +51,7 @@ class ViTConfig(BaseModel):
     """Number of blocks L."""
     heads: PositiveInt = 12
     """Attention heads h of each block; each is D / h wide."""
-    mlp_ratio: PositiveFloat = 4.0
+    mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
     """Hidden width of a block's MLP, in multiples of D."""
     mlp_conv: bool = False
     """A 3 x 3 convolution over the grid of patches, channel by channel, between the MLP's linear maps: it knows

@@ -79,8 +79,9 @@ class DataOptions(Section):
     group: str | None = None
     """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
     table or of parquet files, in which they have the same value; or a regular expression that finds the same text in
-    their paths (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in cat_7.jpg. For validation one
-    of round(1 / `val_fraction`) parts of equal size is held out."""
+    their paths below the data's folder (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in
+    cat_7.jpg. For validation one of round(1 / `val_fraction`) parts of equal size is held out. Intervals of what is
+    judged go by groups, too."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
@@ -92,7 +93,7 @@ class DataOptions(Section):
     start from bring their own fraction, and random crops are cut from that centre then."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
-    memory_budget: PositiveFloat = 4.0
+    memory_budget: Annotated[float, Field(gt=0, le=1 << 20)] = 4.0
     """GiB of uint8 pixels up to which a split lives on the device; larger ones stream through workers."""
     workers: NonNegativeInt = 2
     """Processes that read a streamed set."""

@@ -79,7 +79,7 @@ class Recipe(Section):
             side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
         except (TypeError, ValueError, OverflowError):
             side = []
-        if len(side) != 2:
+        if len(side) != 2 or min(side) < 1:
             return fields  # whose patch size is refused
         model = ViTConfig.model_validate(fields | {"image_size": side})
         values = dict(model)

@@ -1,5 +1,5 @@
 """What a run has become, as one page that opens anywhere: no scripts, no network, light and dark."""
 
-from vitreous.report.reports import evaluation_report, train_report
+from vitreous.report.reports import evaluation_report, folds_report, train_report
 
-__all__ = ["evaluation_report", "train_report"]
+__all__ = ["evaluation_report", "folds_report", "train_report"]

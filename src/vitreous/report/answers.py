@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.evaluation import Judged
+from vitreous.evaluation import Judged, pooled_figures
 from vitreous.explain import Method, evidence
 from vitreous.metrics import (
     NAMES,
@@ -39,20 +39,38 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
     if not judged:
         note = f"{chosen} There are no test images either, so nothing was judged."
         return Section("results", "Results", f"<p>{note}</p>{tiles(values)}")
-    figures = {name: answers.figures for name, answers in judged.items()}
+    counts = [confusion(answers.logits, answers.labels) for answers in judged.values()]
+    return _results({name: answers.figures for name, answers in judged.items()}, counts, values, chosen)
+
+
+def fold_results_section(parts: Sequence[Judged], values: dict[str, str], chosen: str) -> Section:
+    """The same of a cross-validation, whose parts were answered by a model each."""
+    counts = sum(confusion(part.logits, part.labels) for part in parts)
+    return _results({"folds": pooled_figures(parts)}, [counts], values, chosen)
+
+
+def _results(
+    figures: dict[str, dict[str, Any]], counts: Sequence[np.ndarray], values: dict[str, str], chosen: str
+) -> Section:
+    """figures: by split. counts: their confusions."""
     name, first = list(figures.items())[-1]
     low, high = top1_interval(first)
     head = "".join(f'<th scope="col">{SPLIT_LABELS[name]}</th>' for name in figures)
     rows = []
     for key, label in NAMES.items():
-        if None not in [split[key] for split in figures.values()]:
+        if None not in [split.get(key) for split in figures.values()]:
             cells = "".join(f"<td>{_figure(key, split)}</td>" for split in figures.values())
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    counts = [confusion(answers.logits, answers.labels) for answers in judged.values()]
     absent = any(((each.sum(axis=1) == 0) & (each.sum(axis=0) > 0)).any() for each in counts)
     macro = "Macro figures are means over the classes"
     macro += ", in which one without images that was answered counts as recall 0." if absent else "."
+    if "groups" in first:
+        macro += (
+            f" The {first['count']:,} images come in {first['groups']:,} groups and tell as much as "
+            f"{figure_text('effective_count', first['effective_count'])} independent ones (effective sample size), "
+            "by which the intervals here are widened; those of classes, and by how sure answers are, are not."
+        )
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
 <p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
@@ -77,14 +95,31 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
     if not judged:
         return []
     split, answers = list(judged.items())[-1]
-    names = answers.bundle.class_names
-    counts = confusion(answers.logits, answers.labels)
-    where = f'<p class="note">Of the {answers.figures["count"]:,} {SPLIT_LABELS[split]} images.</p>'
+    where = f"Of the {answers.figures['count']:,} {SPLIT_LABELS[split]} images."
+    return _sections([answers], where, _temperature(answers, fitted_here=own and split == "val"), own)
+
+
+def fold_sections(parts: Sequence[Judged]) -> list[Section]:
+    """The same of a cross-validation."""
+    text = "The logits of each fold are divided by its own temperature, fitted on its validation images if it has any."
+    where = f"Of all {sum(len(part.labels) for part in parts):,} images, by the model that had not seen the image."
+    return _sections(parts, where, text, own=True)
+
+
+def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: bool) -> list[Section]:
+    """where, about_temperature: sentences."""
+    names = parts[0].bundle.class_names
+    logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
+    scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
+    counts, temperatures = confusion(logits, labels), ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
+    charts = [reliability_chart("ECE as trained", reliability(logits, labels))]
+    if not torch.equal(logits.double(), scaled):
+        charts.append(reliability_chart(f"ECE at temperature {temperatures}", reliability(scaled, labels)))
     return [
-        Section("confusion", "Confusion", where + _confusion(counts, names)),
+        Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),
         Section("classes", "Classes", _classes(counts, names)),
-        Section("calibration", "Calibration", _calibration(answers, fitted_here=own and split == "val")),
-        Section("gallery", "Mistakes and doubts", _pictures(answers, own)),
+        Section("calibration", "Calibration", _calibration(charts, scaled, labels, about_temperature)),
+        Section("gallery", "Mistakes and doubts", _pictures(parts, scaled.softmax(dim=1), labels, own)),
     ]
 
 
@@ -176,41 +211,40 @@ def _head(*names: str, text: int = 1) -> str:
     return f"<thead><tr>{''.join(cells)}</tr></thead>"
 
 
-def _calibration(answers: Judged, fitted_here: bool) -> str:
-    """Reliability as trained and at the bundle's temperature. fitted_here: whether that was fitted on these images."""
+def _temperature(answers: Judged, fitted_here: bool) -> str:
+    """What the bundle's temperature is. fitted_here: whether it was fitted on these images."""
     temperature = answers.bundle.temperature
-    charts = [reliability_chart("ECE as trained", reliability(answers.logits, answers.labels))]
-    if temperature != 1:
-        scaled = reliability(answers.logits, answers.labels, temperature)
-        charts.append(reliability_chart(f"ECE at temperature {temperature:.3g}", scaled))
-        text = (
-            f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
-            "kept with the model and used by <code>vitreous predict</code>. No answer changes by it."
-        )
-        if fitted_here:
-            text += " Fitted on these very images: on others the error will be larger."
-    else:
-        text = (
+    if temperature == 1:
+        return (
             "The temperature is 1: there were no validation images to fit another on, or too few mistakes among them "
             "to tell it from 1."
         )
+    more = " Fitted on these very images: on others the error will be larger." if fitted_here else ""
+    return (
+        f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
+        f"kept with the model and used by <code>vitreous predict</code>. No answer changes by it.{more}"
+    )
+
+
+def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, text: str) -> str:
+    """Charts of reliability, with what to make of them. scaled: logits (N, K) over a temperature. text: over which."""
     meaning = (
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
         "ECE is the mean distance from that, over all answers."
     )
-    mean, most = chance_error(answers.logits, temperature)
+    mean, most = chance_error(scaled)
     chance = (
         f"By chance a perfectly calibrated model, as sure as this one, would show {mean:.2%} on "
-        f"{len(answers.labels):,} images, and up to {most:.2%} in 19 of 20 cases."
+        f"{len(labels):,} images, and up to {most:.2%} in 19 of 20 cases."
     )
     shown = f'{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
-    return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>{_coverage(answers)}'
+    return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>{_coverage(scaled, labels)}'
 
 
-def _coverage(answers: Judged) -> str:
+def _coverage(scaled: Tensor, labels: Tensor) -> str:
     """From how sure on the answers can be trusted: a row for each threshold."""
-    count, rows = len(answers.labels), []
-    for threshold, kept, right in coverage(answers.logits, answers.labels, answers.bundle.temperature, THRESHOLDS):
+    count, rows = len(labels), []
+    for threshold, kept, right in coverage(scaled, labels, THRESHOLDS):
         share = interval = ""
         if kept:
             low, high = wilson(right, kept)
@@ -225,23 +259,34 @@ def _coverage(answers: Judged) -> str:
     return f"<h3>From how sure on can it be trusted?</h3>{scroll(table, 'Answers by confidence')}{note}"
 
 
-def _pictures(answers: Judged, own: bool) -> str:
-    """The surest mistakes and the least sure hits, each beside what spoke for the answer."""
-    shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
+def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool) -> str:
+    """The surest mistakes and the least sure hits, each beside what spoke for the answer. shares: (N, K)."""
     galleries = {
-        "The surest mistakes": confident_mistakes(shares, answers.labels, SHOWN),
-        "The least sure right answers": uncertain_hits(shares, answers.labels, SHOWN),
+        "The surest mistakes": confident_mistakes(shares, labels, SHOWN),
+        "The least sure right answers": uncertain_hits(shares, labels, SHOWN),
     }
-    method = cheap_method(answers.bundle.model.config)
+    method = cheap_method(parts[0].bundle.model.config)
     body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
     body += f"by {method.replace('_', ' ')}.</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):
-            body += gallery(_answered(answers, rows, shares, method, own), "pairs")
+            body += gallery(_answered_by_part(parts, rows, shares, method, own), "pairs")
         else:
             body += "<p>There are none.</p>"
     return body
+
+
+def _answered_by_part(parts: Sequence[Judged], rows: Tensor, shares: Tensor, method: Method, own: bool) -> list[str]:
+    """`_answered` of rows (n,) of all parts one after the other, each by its own model."""
+    items, first = {}, 0
+    for part in parts:
+        last = first + len(part.labels)
+        mine = rows[(rows >= first) & (rows < last)]
+        if len(mine):
+            items |= zip(mine.tolist(), _answered(part, mine - first, shares[first:last], method, own), strict=True)
+        first = last
+    return [items[row] for row in rows.tolist()]
 
 
 def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own: bool) -> list[str]:

@@ -1,6 +1,8 @@
 """Finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
 
 import csv
+import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +11,14 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import markup
 from rich.table import Table
 
 from vitreous.card import read_history
 from vitreous.files import read_json
-from vitreous.metrics import figure_text, top1_interval
+from vitreous.messages import shorten
+from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
 from vitreous.page import write_page
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
@@ -42,14 +46,14 @@ class Finished:
     """`answers.csv`, which a shipped model has not."""
 
     @cached_property
-    def right(self) -> dict[str, dict[tuple[str, str], bool]]:
-        """By split, whether each answer is right, by place and class of the image."""
-        splits: dict[str, dict[tuple[str, str], bool]] = {}
+    def answered(self) -> dict[str, dict[tuple[str, str], tuple[bool, str]]]:
+        """By split, whether each answer is right, and the group of its image, by place and class of the image."""
+        splits: dict[str, dict[tuple[str, str], tuple[bool, str]]] = {}
         if self.answers.exists():
             with self.answers.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     image = row["image"], row["class"]
-                    splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"]
+                    splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"], row.get("group", "")
         return splits
 
     def figure(self, split: str, key: str) -> float | None:
@@ -83,11 +87,10 @@ def read_run(run: Path | str) -> Finished:
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
     """A cross-validation's results as those of one run, judged on each image once."""
-    count = sum(folds["count"])
-    test = {key: sum(map(mul, folds[key], folds["count"])) / count for key in ("top1", "loss")}
+    test = folds["pooled"] | {"loss": sum(map(mul, folds["loss"], folds["count"])) / folds["pooled"]["count"]}
     spread = "{top1_mean:.2%} ± {top1_sd:.2%} (n = {n})".format(**folds)
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
-    return {"test": test | {"count": count}, "by_fold": spread, **cost}
+    return {"test": test, "by_fold": spread, **cost}
 
 
 def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
@@ -118,6 +121,7 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row(AGAINST, lambda run: against(runs[0], run, "test")),
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
         row("test F1, macro", of("test", "f1_macro")),
+        row("test AUROC, macro", of("test", "auroc")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
         row(AGAINST, lambda run: against(runs[0], run, "val")),
@@ -125,6 +129,7 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
         row("test loss", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
         row("test images", of("test", "count")),
+        row("  effective sample size", of("test", "effective_count")),
         row("parameters", cost("params", "{:,.0f}")),
         row("epochs", cost("epochs", "{:,.0f}")),
         row("seconds", cost("train_seconds", "{:,.0f}")),
@@ -137,27 +142,33 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 def against(first: Finished, run: Finished, split: str) -> str | None:
     """How much better a run answers the same images: the images that it alone has right, to those that the first has.
 
-    p: how often answers of equal worth would differ as much, by the exact sign test (McNemar 1947). None where the
-    images are not known to be the same.
+    p: how often answers of equal worth would differ as much, by an exact sign test of the images (McNemar 1947), or of
+    their groups where they come in such. None where the images are not known to be the same.
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
-    ours, theirs = first.right.get(split), run.right.get(split)
+    if "by_fold" in run.results and run.recipe["data.group"] != first.recipe["data.group"]:
+        return "folds cut by other groups"
+    ours, theirs = first.answered.get(split), run.answered.get(split)
     if not ours or not theirs or ours.keys() != theirs.keys():
         return None
-    from scipy.stats import binomtest
-
-    gained = sum(right and not ours[image] for image, right in theirs.items())
-    lost = sum(right and not theirs[image] for image, right in ours.items())
-    p = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} to {lost}, p = {p:.2g})"
+    gains = {image: theirs[image][0] - right for image, (right, _) in ours.items()}
+    by_group = Counter()
+    for image, gain in gains.items():
+        by_group[ours[image][1] or theirs[image][1] or image] += gain
+    gained, lost = (list(gains.values()).count(gain) for gain in (1, -1))
+    p = sign_flip_p(np.array(list(by_group.values())))
+    groups = f" by {len(by_group):,} groups" if len(by_group) < len(gains) else ""
+    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} to {lost}, p = {p:.2g}{groups})"
 
 
 def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
     """A sentence on the p-values among the texts of `figures`; "" where there are none."""
-    if not any("p = " in text for name, texts in rows if name == AGAINST for text in texts):
+    values = [text for name, texts in rows if name == AGAINST for text in texts if "p = " in text]
+    if not values:
         return ""
-    return "p is about these trained models on these images: another seed is another model."
+    about = "p is about these trained models on these images: another seed is another model."
+    return about if len(values) == 1 else f"{about} Of {len(values)} p, none is raised for there being others."
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
@@ -165,6 +176,46 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
     rows = [(key, [str(run.recipe.get(key, "")) for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """What recipes are worth whose runs differ in nothing but the seed: a heading for each, and rows as of `figures`.
+
+    None for a recipe with a single run. The interval of a difference of means is Welch's (1947), of seeds drawn anew.
+    """
+    by_recipe: dict[str, list[Finished]] = {}
+    for run in runs:
+        cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed cuts, too
+        by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), []).append(run)
+    several = [found for found in by_recipe.values() if len(found) > 1]
+    rows = [("runs", [str(len(found)) for found in several])]
+    for split in ("test", "val"):
+        for key in ("top1", "f1_macro", "loss"):
+            values = [[run.figure(split, key) for run in found] for found in several]
+            texts = [_mean_and_sd(key, each) for each in values]
+            rows.append((f"{SPLIT_LABELS[split]} {NAMES[key]}, mean ± sd", texts))
+            if key == "top1":
+                rows.append((AGAINST, ["", *(_difference(values[0], each) for each in values[1:])]))
+    return [shorten([run.name for run in found], 3) for found in several], [row for row in rows if any(row[1])]
+
+
+def _mean_and_sd(key: str, values: Sequence[float | None]) -> str:
+    if None in values:
+        return ""
+    return f"{figure_text(key, statistics.mean(values))} ± {figure_text(key, statistics.stdev(values))}"
+
+
+def _difference(first: Sequence[float | None], other: Sequence[float | None]) -> str:
+    """Of the means of two shares, in points, with its 95% interval."""
+    if None in [*first, *other]:
+        return ""
+    from scipy.stats import ttest_ind
+
+    gain = f"{100 * (statistics.mean(other) - statistics.mean(first)):+.2f} points"
+    if len(set(first)) == len(set(other)) == 1:  # which tell nothing of how seeds differ
+        return gain
+    low, high = ttest_ind(other, first, equal_var=False).confidence_interval(0.95)
+    return f"{gain} (95% interval {100 * low:+.2f} to {100 * high:+.2f})"
 
 
 def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val")) -> str:
@@ -189,10 +240,12 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
 
 def render(runs: Sequence[Finished]) -> list[Table]:
     """The tables for a terminal: figures, and differences where there are any."""
+    names, (recipes, by_recipe) = [run.name for run in runs], over_seeds(runs)
+    parts = {"": (names, figures(runs)), "over seeds": (recipes, by_recipe), "recipe": (names, differences(runs))}
     tables = []
-    for rows in (figures(runs), differences(runs)):
-        if rows:
-            table = Table("recipe" if tables else "", *(markup.escape(run.name) for run in runs))
+    for title, (heads, rows) in parts.items():
+        if heads and rows:
+            table = Table(title, *map(markup.escape, heads))
             for name, texts in rows:
                 table.add_row(name, *map(markup.escape, texts))
             tables.append(table)
@@ -210,8 +263,11 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
             charts += interval_chart(f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals", rows)
     rows = figures(runs)
     note = f'<p class="note">{about_p(rows)}</p>' if about_p(rows) else ""
+    recipes, by_recipe = over_seeds(runs)
+    seeds = [Section("seeds", "Over seeds", _table(by_recipe, recipes, "Over seeds"))] if recipes else []
     sections = [
         Section("results", "Results", charts + _table(rows, names, "Results") + note),
+        *seeds,
         Section("learning", "Learning", _curves(runs)),
         Section("recipes", "Recipes", _recipes(runs)),
     ]

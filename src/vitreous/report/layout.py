@@ -15,7 +15,7 @@ LAYOUT = Path(__file__).with_suffix(".html")
 SHEET = Path(__file__).with_suffix(".css")
 ICON = '<link rel="icon" href="data:,">\n'  # for which browsers would ask otherwise
 FOOT = "Written by Vitreous. This page is one file: it loads nothing and sends nothing."
-SPLIT_LABELS = {"train": "training", "val": "validation", "test": "test", "given": "given"}
+SPLIT_LABELS = {"train": "training", "val": "validation", "test": "test", "given": "given", "folds": "held-out"}
 
 
 class Section(NamedTuple):

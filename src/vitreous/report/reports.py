@@ -1,5 +1,6 @@
 """The reports that training and evaluation end with."""
 
+import statistics
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -12,16 +13,17 @@ from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
-from vitreous.metrics import NAMES
+from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import read_recipe
-from vitreous.report.answers import answer_sections, results_section
+from vitreous.recipe import Recipe, read_recipe
+from vitreous.report.answers import answer_sections, fold_results_section, fold_sections, results_section
 from vitreous.report.charts import Line, line_chart
-from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, gallery, lay_out, shot
+from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, gallery, lay_out, scroll, shot
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
+ONCE = {"f1_micro", "ece_unscaled", "groups", "effective_count"}  # left out of the table of folds
 # what figures of a run's own images are worth
 CAUTION = {
     "val": "These validation images helped to choose the model, so the figures may be too good.",
@@ -63,7 +65,7 @@ def train_report(
         _command(environment),
         f'<h3>Warnings</h3><pre tabindex="0">{escape(warnings)}</pre>' if warnings else "",
         f'<div class="grid"><div>{_data(data)}</div><div>{_environment(environment)}</div></div>',
-        f'<details><summary>The recipe, resolved</summary><pre tabindex="0">{escape(recipe.dump())}</pre></details>',
+        _resolved(recipe),
     ]
     sections = [
         results_section(judged, tiles, chosen(results) + untouched),
@@ -75,6 +77,52 @@ def train_report(
     ]
     page = lay_out(kind="Training report", heading=data["name"], lead=lead, sections=sections)
     write_page(folder / "report.html", page)
+
+
+def folds_report(folder: Path, parts: Sequence[Judged], recipe: Recipe, runs: Sequence[dict[str, Any]]) -> None:
+    """Write `report.html` into the folder of a finished cross-validation.
+
+    parts: each fold's model on the part that it had not seen. runs: the folds' `results.json`.
+    """
+    data, environment = (read_json(folder / "fold-1" / f"{name}.json") for name in ("data", "environment"))
+    config, count = parts[0].bundle.model.config, sum(len(part.labels) for part in parts)
+    lead = (
+        f"Vision Transformers of {runs[0]['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
+        f"{origin(recipe, runs[0])} on {len(runs)} shares of {count:,} images of {len(data['classes'])} classes, each "
+        "judged on the images left out of its share."
+    )
+    top1 = [run["test"]["top1"] for run in runs]
+    tiles = {
+        "mean over folds": f"{statistics.mean(top1):.2%}",
+        "standard deviation": f"{statistics.stdev(top1):.2%}",
+        "parameters": f"{runs[0]['params']:,}",
+        "trained in": duration(sum(run["train_seconds"] for run in runs)),
+    }
+    note = (
+        "Each image is answered by the model that had not seen it. The interval is about which images there are; how "
+        "much folds differ, the standard deviation tells."
+    )
+    sections = [
+        fold_results_section(parts, tiles, note),
+        Section("folds", "By fold", _by_fold(runs)),
+        *fold_sections(parts),
+        Section("made", "How it was made", _command(environment) + _environment(environment) + _resolved(recipe)),
+    ]
+    page = lay_out(kind="Cross-validation", heading=data["name"], lead=lead, sections=sections)
+    write_page(folder / "report.html", page)
+
+
+def _by_fold(runs: Sequence[dict[str, Any]]) -> str:
+    """A row a fold of what its model was judged by, and their means."""
+    names = [key for key in NAMES if None not in [run["test"].get(key) for run in runs] and key not in ONCE]
+    rows = [(f"fold {fold}", run["test"]) for fold, run in enumerate(runs, start=1)]
+    rows.append(("mean", {key: statistics.mean(run["test"][key] for run in runs) for key in names}))
+    head = "".join(f'<th scope="col">{NAMES[key]}</th>' for key in names)
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{figure_text(key, test[key])}</td>" for key in names)}</tr>'
+        for name, test in rows
+    )
+    return scroll(f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>', "Folds")
 
 
 def evaluation_report(
@@ -187,6 +235,10 @@ def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None
         rows["memory, at most"] = f"{memory / 2**30:.2f} GiB {where}"
     rows["computed on"] = f"{hardware(environment)}, {environment['precision']}"
     return facts(rows)
+
+
+def _resolved(recipe: Recipe) -> str:
+    return f'<details><summary>The recipe, resolved</summary><pre tabindex="0">{escape(recipe.dump())}</pre></details>'
 
 
 def _command(environment: dict[str, Any]) -> str:

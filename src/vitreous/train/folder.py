@@ -21,6 +21,7 @@ from vitreous.recipe import Recipe, flat
 
 log = logging.getLogger("vitreous")
 
+RUNS = Path("runs")
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
 METRICS = Path("metrics.csv")
@@ -42,9 +43,9 @@ def optional(file: Path) -> Iterator[Path]:
 
 def next_folder(name: str) -> Path:
     """Make the next free `runs/<name>`: digits, digits-2, digits-3, ... Of runs that begin at once each has its own."""
-    Path("runs").mkdir(exist_ok=True)
+    RUNS.mkdir(exist_ok=True)
     for number in itertools.count(1):
-        folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+        folder = RUNS / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir()
         except FileExistsError:
@@ -77,7 +78,7 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
         raise ValueError("resume needs the run folder: give it as out")
     if out is None and not dry_run:
         return next_folder(name)
-    folder = Path("runs", f"{name}-dry-run") if out is None else Path(out)
+    folder = RUNS / f"{name}-dry-run" if out is None else Path(out)
     check_claim(folder, resume)
     return folder
 

@@ -7,21 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 from rich.console import Console
 
 from vitreous.data.check import differs
+from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
-from vitreous.evaluation import write_classes
+from vitreous.evaluation import judge, write_classes
 from vitreous.files import read_json, replace_file, write_csv, write_json
-from vitreous.metrics import WATCHED
+from vitreous.metrics import WATCHED, group_figures
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import ANSWERS, CLASSES, check_same_recipe, optional
+from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, run_folder
-from vitreous.train.start import check_start, load_start
+from vitreous.train.start import check_start, check_unseen, load_start
+from vitreous.weights import Bundle
 
 
 def fit_folds(
@@ -41,14 +45,16 @@ def fit_folds(
     other parts, so that the part it is judged on chooses nothing. The set's own test images are not opened. The folds
     are cut by `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other
     parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation, `answers.csv` what
-    each image was answered by the model that had not seen it; `classes.csv` and `confusion.png` count that. `resume`
-    goes on where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    each image was answered by the model that had not seen it; `classes.csv` and `confusion.png` count that, and
+    `report.html` shows it. `resume` goes on where the folds stopped; dry_run tries the first one. Raises ValueError as
+    `fit` does.
     """
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
+    check_unseen(recipe, data)
     if recipe.start.weights is not None:  # whose model it is
         recipe = load_start(recipe, data.class_names).recipe
     recipe = fit_to_data(recipe, data.divided(recipe.with_options("data", fold=1).data))
@@ -59,6 +65,7 @@ def fit_folds(
         return fit(first, data, out=out, device=device, resume=resume, dry_run=True, pictures=pictures, console=console)
 
     engine = Engine(device)
+    check_outside(Path(out or RUNS), data)
     with run_folder(engine, out, data.name, resume) as folder:
         if resume:
             check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
@@ -81,9 +88,13 @@ def fit_folds(
             runs.append(run.results)
         results = summarise(recipe, runs)
         with show_log(folder, console):
-            engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names, pictures))
+            pooled = engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names, pictures))
+            results |= {"pooled": pooled}
         if engine.main:
             write_json(folder / "results.json", results)
+        if pictures:
+            with show_log(folder, console):
+                engine.from_main(lambda: write_report(folder, recipe, data, engine.device, runs))
         return Run(folder, results)
 
 
@@ -98,12 +109,39 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     return read_json(own / "results.json")
 
 
-def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool) -> None:
+def write_report(
+    folder: Path, recipe: Recipe, data: ImageSet, device: torch.device, runs: list[dict[str, Any]]
+) -> None:
+    """Write `report.html` of all folds, whose models are asked once more about the parts that they had not seen."""
+    with optional(folder / "report.html"):
+        from vitreous.report import folds_report
+
+        parts = []
+        for fold, run in enumerate(runs, start=1):
+            options = recipe.with_options("data", fold=fold).data
+            parts.append(
+                judge(
+                    Bundle.load(folder / f"fold-{fold}" / "model"),
+                    data.divided(options).test,
+                    device=device,
+                    precision=run["precision"],
+                    name=f"fold-{fold} test",
+                    options=options,
+                    skip_broken=options.skip_broken,
+                )
+            )
+        folds_report(folder, parts, recipe, runs)
+
+
+def write_pooled_answers(
+    folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool
+) -> dict[str, float | int]:
     """Write each image's answer by the model that had not seen it, and these counted; pictures: draw that, too.
 
-    They are the test rows of the folds' own `answers.csv`.
+    They are the test rows of the folds' own `answers.csv`. Returns the figures of them all: count, top1, macro
+    precision, recall and F1 and, where they come in groups, `group_figures`.
     """
-    from sklearn.metrics import confusion_matrix
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     rows = []
     for fold in range(1, folds + 1):
@@ -118,6 +156,11 @@ def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...],
             from vitreous.plots import confusion_matrix as draw
 
             draw(counts, class_names, file)
+    right, groups = np.array(true) == np.array(answered), np.array([row["group"] for row in rows])
+    macro = precision_recall_fscore_support(true, answered, average="macro", zero_division=0)
+    figures = dict(zip(("precision_macro", "recall_macro", "f1_macro"), map(float, macro[:3]), strict=True))
+    figures = {"count": len(rows), "top1": float(right.mean())} | figures
+    return figures | group_figures(right, groups) if all(groups) else figures
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -321,7 +321,7 @@ class Job:
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, content["recipe"], self.folder)
         record = read_json(self.folder / "data.json")
-        if content["data"] != self.summary["hash"] or differs(self.data, record):
+        if content["data"] != self.summary["hash"] or differs(self.data, record, test=False):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         if self.start is not None and content["start"] != self.start.facts["sha256"]:
             raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")

@@ -33,7 +33,7 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
         bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
-        figures = classification_metrics(val.logits, val.labels, bundle.temperature)
+        figures = classification_metrics(val.logits, val.labels, bundle.temperature, val.groups)
         judged["val"] = val._replace(bundle=bundle, figures=figures)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:

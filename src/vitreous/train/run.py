@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViT
@@ -19,11 +20,11 @@ from vitreous.recipe import Recipe, StartOptions, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import alone, claimed, environment
+from vitreous.train.folder import RUNS, alone, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import say, show_log
-from vitreous.train.start import check_start, load_start
+from vitreous.train.start import check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
 
@@ -81,6 +82,7 @@ def fit(
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
+    check_unseen(recipe, data)
     data = data.divided(recipe.data)
     start = None
     if model is not None:
@@ -91,6 +93,7 @@ def fit(
         recipe, model = start.recipe, start.model
     recipe = fit_to_data(recipe, data)
     resume = resume or finish
+    check_outside(Path(out or RUNS), data)
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")

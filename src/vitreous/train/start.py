@@ -1,20 +1,27 @@
 """A recipe and a model that start from trained weights."""
 
 import hashlib
+import logging
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
+from vitreous.data.images import ImageSet
+from vitreous.evaluation import record_of
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DataOptions, OptimOptions, Recipe
 from vitreous.weights.load import find_weights, load_weights
 
+log = logging.getLogger("vitreous")
+
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
+DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # what says which images are held out
 POOLS = {"cls", "cls_mean"}  # except between these two, which both read the class token and have no weights
 
 
@@ -29,6 +36,34 @@ class Start(NamedTuple):
     """For `results.json`."""
     lines: list[str]
     """For the user to read: what became of the weights."""
+
+
+def check_unseen(recipe: Recipe, data: ImageSet) -> None:
+    """Held-out images should be new to the weights that a run starts from.
+
+    Of weights from a run on the same data that divided it otherwise: raises ValueError where folds are asked for, and
+    warns of validation images. data: not divided yet.
+    """
+    theirs = None
+    if recipe.start.weights is not None:
+        with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
+            theirs = record_of(recipe.start.weights)[1]
+    ours = recipe.data
+    if theirs is None or theirs.source is None or theirs.source != ours.source:
+        return
+    if theirs.model_dump(include=DIVIDED) == ours.model_dump(include=DIVIDED):
+        return
+    if ours.folds is not None:
+        raise ValueError(
+            f"{recipe.start.weights} learnt from {ours.source}, of which folds are to be held out: start from weights "
+            "that never saw them"
+        )
+    if data.val is None and ours.val_fraction:
+        log.warning(
+            "%s learnt from this data, divided otherwise: some validation images are among what it saw, so that their "
+            "figures will be too good (divide it the same way: data.val_fraction=%g data.split_seed=%d)",
+            recipe.start.weights, theirs.val_fraction, theirs.split_seed,
+        )  # fmt: skip
 
 
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:

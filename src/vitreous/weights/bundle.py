@@ -33,13 +33,20 @@ class Bundle:
     """What logits are divided by before they become probabilities: fitted on validation images after training."""
 
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
-        """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are)."""
+        """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are).
+
+        Raises ValueError for weights that the dtype cannot hold.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
             for name, value in self.model.state_dict().items()
         }
+        if dtype is not None and (beyond := not_finite(weights)):
+            raise ValueError(
+                f"'{beyond}' has values that {str(dtype).removeprefix('torch.')} cannot hold: keep float32"
+            )
         replace_file(folder / WEIGHTS, lambda path: save_file(weights, path))
         self.save_config(folder)
 
@@ -92,7 +99,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except KeyError as error:
         raise ValueError(f"{file} does not describe a model: it has no {error}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} does not describe a model: {one_line(error)}") from error
 
 
@@ -126,6 +133,11 @@ def find_record(run: Path | str) -> Path | None:
     return folder if (folder / "recipe.yaml").is_file() else None
 
 
+def not_finite(weights: dict[str, Tensor]) -> str | None:
+    """The name of a tensor with a value that is no finite number."""
+    return next((name for name, value in weights.items() if not value.isfinite().all()), None)
+
+
 def _check(
     folder: Path, model: ViT, weights: dict[str, Tensor], preprocess: Preprocess, class_names: tuple[str, ...]
 ) -> None:
@@ -138,6 +150,8 @@ def _check(
                 f"{folder / WEIGHTS} does not fit its config: '{name}' is {found.get(name, 'missing')}, "
                 f"expected {expected.get(name, 'nothing of this name')}"
             )
+    if broken := not_finite(weights):
+        raise ValueError(f"{folder / WEIGHTS} is damaged: '{broken}' has values that are no finite numbers")
     config = model.config
     if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
         raise ValueError(
