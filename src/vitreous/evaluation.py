@@ -91,14 +91,15 @@ def judge(
 def pooled_figures(parts: Sequence[Judged]) -> dict:
     """Figures of models of the same classes, each on its part of a set, as if one had answered all of it.
 
-    There is no `auroc`, as scores of several models have no common order, and no `temperature`: each has its own.
+    But for `auroc`, as scores of several models have no common order, and `temperature`, of which each has its own.
     """
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
     found = [part.groups for part in parts]
     groups = None if any(part is None for part in found) else np.concatenate(found)
     figures = classification_metrics(logits, labels, 1.0, groups)
-    return figures | {"ece": calibration_error(reliability(scaled, labels)), "auroc": None, "temperature": None}
+    del figures["auroc"], figures["temperature"]
+    return figures | {"ece": calibration_error(reliability(scaled, labels))}
 
 
 def write_answers(parts: Iterable[Judged], path: Path) -> None:

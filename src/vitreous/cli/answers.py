@@ -144,23 +144,16 @@ def embed(
     device: Device = "auto",
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
+    from vitreous import embedding
     from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
-    from vitreous.embedding import (
-        MADE_BY,
-        embed_image,
-        embed_split,
-        find_nearest,
-        knn_accuracy,
-        load_features,
-        write_parquet,
-    )
+    from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
     from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
     from vitreous.prediction import own_precision
 
     if out is not None:
-        check_file(out, ".parquet", MADE_BY)
+        check_file(out, ".parquet", embedding.MADE_BY)
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
     place = Path(image_set.source.removesuffix(f":{image_set.label}"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +86,9 @@ def read_run(run: Path | str) -> Finished:
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
     """A cross-validation's results as those of one run, judged on each image once."""
-    test = folds["pooled"] | {"loss": sum(map(mul, folds["loss"], folds["count"])) / folds["pooled"]["count"]}
     spread = "{top1_mean:.2%} ± {top1_sd:.2%} (n = {n})".format(**folds)
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
-    return {"test": test, "by_fold": spread, **cost}
+    return {"test": folds["pooled"], "by_fold": spread, **cost}
 
 
 def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from rich.console import Console
@@ -15,9 +14,9 @@ from rich.console import Console
 from vitreous.data.check import differs
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
-from vitreous.evaluation import judge, write_classes
+from vitreous.evaluation import judge, pooled_figures, write_classes
 from vitreous.files import read_json, replace_file, write_csv, write_json
-from vitreous.metrics import WATCHED, group_figures
+from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
@@ -86,15 +85,8 @@ def fit_folds(
                 say(console, f"go on with this and the other folds with: vitreous train --resume --out {where}")
                 return Run(folder)
             runs.append(run.results)
-        results = summarise(recipe, runs)
         with show_log(folder, console):
-            pooled = engine.from_main(lambda: write_pooled_answers(folder, folds, data.class_names, pictures))
-            results |= {"pooled": pooled}
-        if engine.main:
-            write_json(folder / "results.json", results)
-        if pictures:
-            with show_log(folder, console):
-                engine.from_main(lambda: write_report(folder, recipe, data, engine.device, runs))
+            results = engine.from_main(lambda: conclude(folder, recipe, data, engine.device, runs, pictures))
         return Run(folder, results)
 
 
@@ -109,39 +101,44 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     return read_json(own / "results.json")
 
 
-def write_report(
-    folder: Path, recipe: Recipe, data: ImageSet, device: torch.device, runs: list[dict[str, Any]]
-) -> None:
-    """Write `report.html` of all folds, whose models are asked once more about the parts that they had not seen."""
-    with optional(folder / "report.html"):
-        from vitreous.report import folds_report
+def conclude(
+    folder: Path, recipe: Recipe, data: ImageSet, device: torch.device, runs: list[dict[str, Any]], pictures: bool
+) -> dict[str, Any]:
+    """Write what the folds say together, and return the content of `results.json`.
 
-        parts = []
-        for fold, run in enumerate(runs, start=1):
-            options = recipe.with_options("data", fold=fold).data
-            parts.append(
-                judge(
-                    Bundle.load(folder / f"fold-{fold}" / "model"),
-                    data.divided(options).test,
-                    device=device,
-                    precision=run["precision"],
-                    name=f"fold-{fold} test",
-                    options=options,
-                    skip_broken=options.skip_broken,
-                )
+    Each fold's model is asked once more about the part that it had not seen. pictures: `confusion.png`, `report.html`.
+    """
+    parts = []
+    for fold, run in enumerate(runs, start=1):
+        options = recipe.with_options("data", fold=fold).data
+        parts.append(
+            judge(
+                Bundle.load(folder / f"fold-{fold}" / "model"),
+                data.divided(options).test,
+                device=device,
+                precision=run["precision"],
+                name=f"fold-{fold} test",
+                options=options,
+                skip_broken=options.skip_broken,
             )
-        folds_report(folder, parts, recipe, runs)
+        )
+    write_pooled_answers(folder, len(runs), data.class_names, pictures)
+    results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
+    write_json(folder / "results.json", results)
+    if pictures:
+        with optional(folder / "report.html"):
+            from vitreous.report import folds_report
+
+            folds_report(folder, parts, recipe, runs)
+    return results
 
 
-def write_pooled_answers(
-    folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool
-) -> dict[str, float | int]:
+def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool) -> None:
     """Write each image's answer by the model that had not seen it, and these counted; pictures: draw that, too.
 
-    They are the test rows of the folds' own `answers.csv`. Returns the figures of them all: count, top1, macro
-    precision, recall and F1 and, where they come in groups, `group_figures`.
+    They are the test rows of the folds' own `answers.csv`.
     """
-    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+    from sklearn.metrics import confusion_matrix
 
     rows = []
     for fold in range(1, folds + 1):
@@ -156,11 +153,6 @@ def write_pooled_answers(
             from vitreous.plots import confusion_matrix as draw
 
             draw(counts, class_names, file)
-    right, groups = np.array(true) == np.array(answered), np.array([row["group"] for row in rows])
-    macro = precision_recall_fscore_support(true, answered, average="macro", zero_division=0)
-    figures = dict(zip(("precision_macro", "recall_macro", "f1_macro"), map(float, macro[:3]), strict=True))
-    figures = {"count": len(rows), "top1": float(right.mean())} | figures
-    return figures | group_figures(right, groups) if all(groups) else figures
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
