@@ -284,14 +284,18 @@ def test_images_that_are_streamed_are_shown_too(tmp_path):
 @pytest.fixture(scope="module")
 def folds(tmp_path_factory):
     """Three folds of stripes, of which some carry a wrong label, so that there are mistakes; and two temperatures."""
-    pixels, labels = stripes(48, seed=2)
-    data = ImageSet.from_arrays(pixels, np.where(np.arange(48) % 7 == 0, (labels + 1) % 3, labels), name="stripes")
     recipe = tiny_recipe(epochs=4, data={"val_fraction": 0.25, "folds": 3}, optim={"learning_rate": 0.01})
     out = tmp_path_factory.mktemp("folds") / "cv"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcome, "_draw", lambda *_: None)
         patch.setattr(outcome, "fit_temperature", lambda logits, _: 0.5 + logits[0, 0].item() % 1)
-        return fit_folds(recipe, data, out=out, device="cpu", console=Console(file=io.StringIO()))
+        return fit_folds(recipe, mislabelled(), out=out, device="cpu", console=Console(file=io.StringIO()))
+
+
+def mislabelled():
+    """50 stripes, so that folds are of 17, 17 and 16."""
+    pixels, labels = stripes(50, seed=2)
+    return ImageSet.from_arrays(pixels, np.where(np.arange(50) % 7 == 0, (labels + 1) % 3, labels), name="stripes")
 
 
 def test_the_page_of_a_cross_validation_has_the_figures_of_all_folds(folds):
@@ -300,8 +304,12 @@ def test_the_page_of_a_cross_validation_has_the_figures_of_all_folds(folds):
     assert all(url.startswith("data:") for url in page.loaded) and all(image["alt"] for image in page.images)
     with (folds.folder / "answers.csv").open() as file:
         rows = list(csv.DictReader(file))
-    hits = sum(row["class"] == row["answer"] for row in rows)
-    assert f"{hits / 48:.2%} top-1 on 48 held-out images" in page.text
+    right = np.array([row["class"] == row["answer"] for row in rows])
+    assert f"{right.mean():.2%} top-1 on 50 held-out images" in page.text
+    sure = np.array([float(row["probability"]) for row in rows])
+    ece = np.abs(np.bincount(np.ceil(15 * sure).astype(int), weights=sure - right)).sum() / 50
+    assert results["pooled"]["ece"] == pytest.approx(ece, abs=1e-5) and f"{ece:.2%}" in page.text
+    assert abs(ece - results["pooled"]["ece_unscaled"]) > 1e-3
     assert f"mean over folds {results['top1_mean']:.2%} standard deviation {results['top1_sd']:.2%}" in page.text
     tests = [json.loads((folds.folder / f"fold-{k}" / "results.json").read_text())["test"] for k in (1, 2, 3)]
     shown = re.search(r"images fold 1 (.*?) fold 2 (.*?) fold 3 (.*?) mean (\S+ \S+)", page.text).groups()
@@ -332,9 +340,8 @@ def test_a_report_of_folds_that_fails_loses_nothing(folds, tmp_path, monkeypatch
     (tmp_path / "cv" / "results.json").unlink()
     monkeypatch.setattr(report, "folds_report", lambda *_: 1 / 0)
     recipe = read_recipe(str(tmp_path / "cv" / "recipe.yaml"))
-    pixels, labels = stripes(48, seed=2)
-    data = ImageSet.from_arrays(pixels, np.where(np.arange(48) % 7 == 0, (labels + 1) % 3, labels), name="stripes")
-    again = fit_folds(recipe, data, out=tmp_path / "cv", resume=True, device="cpu", console=Console(file=io.StringIO()))
+    quiet = {"device": "cpu", "console": Console(file=io.StringIO())}
+    again = fit_folds(recipe, mislabelled(), out=tmp_path / "cv", resume=True, **quiet)
     assert again.results == folds.results
     assert "could not write" in (tmp_path / "cv" / "train.log").read_text()
 
