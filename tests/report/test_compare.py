@@ -209,7 +209,7 @@ def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
 
 def test_a_p_value_comes_with_what_it_is_about(vitreous, runs, tmp_path):
     sentence = "p is about these trained models on these images: another seed is another model."
-    several = f"{sentence} Of 2 p, none is raised for there being others."
+    several = f"{sentence} None of the 2 is corrected for there being several."
     for others, told in (([runs / "b"] * 2, several), ([runs / "b"], sentence), ([], "")):  # one run alone has no p
         code, out, _ = vitreous("compare", runs / "a", *others, "--out", tmp_path / "c.html")
         said = [line for line in out.splitlines() if line.startswith("p is")]

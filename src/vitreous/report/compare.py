@@ -166,7 +166,7 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
     if not values:
         return ""
     about = "p is about these trained models on these images: another seed is another model."
-    return about if len(values) == 1 else f"{about} Of {len(values)} p, none is raised for there being others."
+    return about if len(values) == 1 else f"{about} None of the {len(values)} is corrected for there being several."
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
