@@ -179,13 +179,13 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """What recipes are worth whose runs differ in nothing but the seed: a heading for each, and rows as of `figures`.
 
-    None for a recipe with a single run. The interval of a difference of means is Welch's (1947), of seeds drawn anew.
+    None for a recipe of one seed. The interval of a difference of means is Welch's (1947), of seeds drawn anew.
     """
     by_recipe: dict[str, list[Finished]] = {}
     for run in runs:
         cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed cuts, too
         by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), []).append(run)
-    several = [found for found in by_recipe.values() if len(found) > 1]
+    several = [found for found in by_recipe.values() if len({run.recipe["seed"] for run in found}) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
     for split in ("test", "val"):
         for key in ("top1", "f1_macro", "loss"):
