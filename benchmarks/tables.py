@@ -118,6 +118,34 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
     )
 
 
+def minutes_table(results: list[dict]) -> str:
+    """Test top-1 on CIFAR by recipe and processor, a column for each time limit; other settings than the recipe's own
+    only where there is no figure without them."""
+    reached: dict[tuple, dict[int, str]] = {}
+    for r in sorted(results, key=lambda r: len(r["overrides"])):  # the recipe as it is comes first
+        *others, limit = r["overrides"]
+        top1 = f"{100 * r['top1_mean']:.2f}"
+        if r["n"] > 1:
+            top1 += f" ± {100 * r['top1_sd']:.2f} (n = {r['n']})"
+        units = "amx" if r["recipe"].endswith("amx") else "avx512-bf16" if has_bf16(r["machine"]) else "avx2"
+        row = reached.setdefault((f"`{r['recipe']}`", UNITS[units], r["precision"], f"{r['params']:,}"), {})
+        minutes = int(limit.removeprefix("time_limit=").removesuffix("m"))
+        row.setdefault(minutes, top1 + " *" * bool(others))
+    columns = sorted({minutes for row in reached.values() for minutes in row})
+    head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
+    return markdown(head, ([*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())))
+
+
+def whole_table(results: list[dict]) -> str:
+    """Test top-1 of recipes that are trained for all their epochs."""
+    rows = [
+        [f"`{r['command'].removesuffix(' --seed N')}`", r["precision"], f"{r['params']:,}"]
+        + [between(r["train_seconds"], "{:.0f}"), f"{100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}", r["n"]]
+        for r in sorted(results, key=lambda r: (r["recipe"], r["precision"], r["train_seconds"][0]))
+    ]
+    return markdown(["command", "precision", "parameters", "seconds", "test top-1, mean ± sd", "n"], rows)
+
+
 def recipe_table(results: list[dict]) -> str:
     """One row a recipe and precision."""
     rows = []
@@ -266,8 +294,11 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
         "deployment": deployment_sentence(results["deployment"]),
         "faithfulness": faithfulness_table([results[f"faithfulness-{name}"] for name in EXPLAINED]),
     }
-    recipes = recipe_table([content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()])
-    told = {"headline": headline(results), "results": recipes}
+    recipes = [content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()]
+    timed = [content for content in recipes if any("time_limit=" in key for key in content["overrides"])]
+    measured["results"] = recipe_table(recipes)
+    told = {"headline": headline(results), "minutes": minutes_table(timed)}
+    told["whole"] = whole_table([content for content in recipes if content not in timed])
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
     told["speed"] = speed(results)
