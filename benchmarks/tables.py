@@ -133,16 +133,17 @@ def minutes_table(results: list[dict]) -> str:
         row.setdefault(minutes, top1 + " *" * bool(others))
     columns = sorted({minutes for row in reached.values() for minutes in row})
     head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
-    return markdown(head, ([*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())))
+    rows = [[*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
+    return markdown(head, rows)
 
 
 def whole_table(results: list[dict]) -> str:
     """Test top-1 of recipes that are trained for all their epochs."""
-    rows = [
-        [f"`{r['command'].removesuffix(' --seed N')}`", r["precision"], f"{r['params']:,}"]
-        + [between(r["train_seconds"], "{:.0f}"), f"{100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}", r["n"]]
-        for r in sorted(results, key=lambda r: (r["recipe"], r["precision"], r["train_seconds"][0]))
-    ]
+    rows = []
+    for r in sorted(results, key=lambda r: (r["recipe"], r["precision"], r["train_seconds"][0])):
+        command, seconds = r["command"].removesuffix(" --seed N"), between(r["train_seconds"], "{:.0f}")
+        top1 = f"{100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}"
+        rows.append([f"`{command}`", r["precision"], f"{r['params']:,}", seconds, top1, r["n"]])
     return markdown(["command", "precision", "parameters", "seconds", "test top-1, mean ± sd", "n"], rows)
 
 

@@ -1,5 +1,8 @@
 """Features are what the head reads; neighbours are the nearest by cosine, and no image is its own."""
 
+from functools import partial
+
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,6 +18,7 @@ from vitreous.embedding import (
     load_features,
     write_parquet,
 )
+from vitreous.recipe import DataOptions
 
 
 def features(rows, labels, classes=3):
@@ -45,6 +49,28 @@ def test_neighbours_are_nearest_by_angle_and_vote_by_nearness():
     query = features([[0.0, 5.0], [5.0, 0.0]], [1, 2])
     assert knn_accuracy(query, among, k=3) == 0.5  # one very near outvotes two far ones: classes 1 and 0
     assert knn_accuracy(query, among, k=99) == 0.5
+
+
+def test_images_of_one_group_are_no_neighbours():
+    rows, labels = [[1.0, 0.0], [1.0, 0.01], [0.0, 1.0], [0.01, 1.0]], [0, 0, 1, 1]
+    pair = features(rows, labels)
+    assert knn_accuracy(pair, k=1) == 1.0  # each by the other one of its patient
+    grouped = pair._replace(groups=np.array(["a", "a", "b", "b"]))
+    assert knn_accuracy(grouped, k=1) == knn_accuracy(grouped, k=3) == 0.0
+    mixed = pair._replace(groups=np.array(["a", "b", "b", "a"]))
+    assert knn_accuracy(mixed, k=1) == 1.0
+    alone = pair._replace(groups=np.array(["a"] * 4))  # class 0, the first of no votes, is no answer
+    assert knn_accuracy(alone, k=1) == 0.0
+    assert knn_accuracy(grouped, pair._replace(groups=np.array(["c", "c", "a", "a"])), k=1) == 1.0
+
+
+def test_the_groups_of_a_run_are_those_of_its_features(tmp_path):
+    data = load(write_images(tmp_path / "photos", 4))
+    of = partial(embed_split, tiny_bundle(), data, device="cpu")
+    assert of(options=DataOptions(group="([^/]+)/[^/]+$")).groups.tolist() == [
+        name for name in CLASSES for _ in range(4)
+    ]
+    assert of().groups is None and of(options=DataOptions(group="nothing")).groups is None
 
 
 def test_the_parts_of_a_large_set_are_compared_with_all(monkeypatch):

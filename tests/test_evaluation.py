@@ -245,6 +245,23 @@ def test_who_judges_a_run_on_what_it_learnt_from_is_warned(tmp_path, caplog):
     assert caplog.messages == [f"{folder} is what the model learnt from: its figures will be too good"]
 
 
+def test_images_that_a_run_learnt_from_are_known_under_other_names(tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    caplog.clear()
+    other = write_images(tmp_path / "other", 3, seed=9)
+    assert judge_run(run.folder, other, **EXACT).caution == "" == judge_run(run.folder, **EXACT).caution
+    divided, copy = own_data(run.folder), (other / CLASSES[0] / "renamed.png").resolve()
+    shutil.copy(divided.train.images.describe(0), copy)
+    shutil.copy(divided.val.images.describe(0), copy.with_name("validation.png"))
+    told = (
+        f"1 of these 11 images are among those that the model learnt from, such as {copy}: its figures will be too good"
+    )
+    assert judge_run(run.folder, other, **EXACT).caution == told
+    assert caplog.messages == [told]
+
+
 def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):
     recipe = tiny_recipe(epochs=1, data={"source": "digits"})
     run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))

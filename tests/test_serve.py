@@ -22,7 +22,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 from tiny import stripes, tiny_bundle
 
-from vitreous import extras, serve
+from vitreous import __version__, extras, serve
 from vitreous.explain import explain
 from vitreous.prediction import predict
 from vitreous.report.pictures import heated, picture
@@ -69,6 +69,7 @@ def test_a_program_gets_what_predict_answers_in_float32(client, bundle, top):
 def test_a_program_learns_what_it_asks(client, bundle):
     parameters = sum(weight.numel() for weight in bundle.model.parameters())
     about = {"name": "stripes & more", "class_names": list(CLASSES), "channels": 1, "image_size": [8, 8]}
+    about |= {"temperature": bundle.temperature, "sha256": bundle.digest(), "vitreous": __version__}
     assert client.get("/model").json() == about | {"parameters": parameters}
 
 
@@ -239,6 +240,7 @@ def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     found = predict(bundle, images, device="cpu", precision="float32")
+    assert {row["model"] for row in rows} == {bundle.digest()[:12]}
     assert [(row["answer"], float(row["probability"])) for row in rows] == 2 * [
         (answer.classes[0], pytest.approx(answer.probabilities[0], rel=1e-5)) for answer in found
     ]

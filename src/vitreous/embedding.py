@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, groups_if_any
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
@@ -31,6 +32,8 @@ class Features(NamedTuple):
     class_names: tuple[str, ...]
     images: list[str]
     """Where each image lies: its path, or its row."""
+    groups: np.ndarray | None = None
+    """(N,), what `data.group` finds of each image; None where it finds nothing."""
 
 
 def load_features(source: Path | str, arch: str | None = None, revision: str | None = None) -> Bundle:
@@ -62,7 +65,7 @@ def embed_split(
     model, precision = bundle.model.to(where), pick_precision(precision, where)
     features = split_logits(model, batches, bundle.preprocess, precision, features=True)
     names = [batches.images.describe(row) for row in range(len(batches))]
-    return Features(features, batches.labels, data.class_names, names)
+    return Features(features, batches.labels, data.class_names, names, groups_if_any(batches.images, options.group))
 
 
 def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: str = "auto") -> Tensor:
@@ -76,22 +79,28 @@ def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: s
 def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:
     """Share of images that their k nearest neighbours answer rightly, by cosine similarity.
 
-    among: where neighbours are looked for; None: among the images themselves, each left out for itself.
+    among: where neighbours are looked for; None: among the images themselves, each left out for itself. Images of one
+    group are no neighbours of each other: those of one patient would answer for him. One without any has no answer.
     """
     others = own if among is None else among
     k = min(k, len(others.labels) - (among is None))
     if k < 1:
         raise ValueError("one image has no neighbours: give more")
+    grouped = own.groups is not None and others.groups is not None
     keys, hits = F.normalize(others.features, dim=1), 0
     for start in range(0, len(own.labels), PART):
         queries = F.normalize(own.features[start : start + PART], dim=1)
         similarity = queries @ keys.T  # (n, N)
         if among is None:
             similarity[torch.arange(len(queries)), torch.arange(start, start + len(queries))] = -torch.inf
+        if grouped:
+            same = own.groups[start : start + PART, None] == others.groups[None]
+            similarity[torch.from_numpy(same)] = -torch.inf
         near, rows = similarity.topk(k, dim=1)
         votes = torch.zeros(len(queries), len(own.class_names), dtype=torch.float64)
         votes.scatter_add_(1, others.labels[rows], ((near - 1) / TEMPERATURE).double().exp())
-        hits += (votes.argmax(dim=1) == own.labels[start : start + PART]).sum().item()
+        most, answers = votes.max(dim=1)
+        hits += ((answers == own.labels[start : start + PART]) & (most > 0)).sum().item()
     return hits / len(own.labels)
 
 

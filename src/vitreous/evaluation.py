@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import differs, digest_of
-from vitreous.data.images import ImageSet, Split, groups_of, match_labels
+from vitreous.data.check import differs, digest_of, image_hashes
+from vitreous.data.images import ImageSet, Split, groups_if_any, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, Images
@@ -25,6 +24,8 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
 log = logging.getLogger("vitreous")
+
+TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, where they lay decoded
 
 
 class Judged(NamedTuple):
@@ -47,6 +48,8 @@ class Judged(NamedTuple):
     """Of the split, where it is one of a set; `given` for images that come in none."""
     groups: np.ndarray | None = None
     """(N,), what `data.group` finds of each image; None where it finds nothing."""
+    caution: str = ""
+    """Why the figures are worth less than they seem, as far as that is known."""
 
 
 def judge(
@@ -76,10 +79,7 @@ def judge(
     started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
     seconds = time.monotonic() - started
-    groups = None
-    if options.group is not None:
-        with suppress(ValueError):  # other images than those that a model learnt from need have no groups
-            groups = groups_of(batches.images, options.group)
+    groups = groups_if_any(batches.images, options.group)
     figures = classification_metrics(logits, batches.labels, bundle.temperature, groups)
     rows = np.arange(len(split))
     if len(batches) < len(split):
@@ -159,13 +159,11 @@ def judge_run(
     if precision == "auto":
         precision = own_precision(run)
     bundle = Bundle.of(run)
-    options = record_of(run)[1]
+    folder, options = record_of(run)
     image_set = own_data(run) if data is None else data
     if not isinstance(image_set, ImageSet):
         image_set = load(image_set, skip_broken=skip_broken)
     whole = data is not None and split is None and len(image_set.splits) == 1
-    if whole and image_set.source == options.source:
-        log.warning("%s is what the model learnt from: its figures will be too good", image_set.source)
     split = image_set.judged if split is None else split
     if split not in image_set.splits:
         raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
@@ -178,13 +176,33 @@ def judge_run(
         options=options,
         skip_broken=skip_broken or image_set.skip_broken,
     )
-    if data is None and _others(judged, record_of(run)[0]):
-        log.warning(
-            "these are not the %s images of the run, or in another order: were files changed or renamed? Some may be "
-            "among those that it learnt from",
-            split,
+    caution = ""
+    if whole and image_set.source == options.source:
+        caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
+    elif data is not None and folder is not None:
+        caution = _learnt(judged, folder)
+    elif data is None and _others(judged, folder):
+        caution = (
+            f"these are not the {split} images of the run, or in another order: were files changed or renamed? Some "
+            "may be among those that it learnt from"
         )
-    return judged
+    if caution:
+        log.warning("%s", caution)
+    return judged._replace(caution=caution)
+
+
+def _learnt(judged: Judged, folder: Path) -> str:
+    """What to say of images that are copies of those that a run learnt from, where both lay decoded."""
+    hashes = folder / TRAIN_HASHES
+    if not (hashes.is_file() and isinstance(judged.images, ArrayImages)):
+        return ""
+    copies = np.flatnonzero(np.isin(image_hashes(judged.images), np.fromfile(hashes, np.uint64)))
+    if not len(copies):
+        return ""
+    return (
+        f"{len(copies)} of these {len(judged.images)} images are among those that the model learnt from, such as "
+        f"{judged.images.describe(copies[0])}: its figures will be too good"
+    )
 
 
 def _others(judged: Judged, folder: Path) -> bool:

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from vitreous import __version__
 from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
 from vitreous.prediction import predict
@@ -45,12 +46,14 @@ FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 class Service:
     """A model that answers one request after the other, in float32; `app` is what an ASGI server runs.
 
-    run, device: as for `predict`, with its errors. name: of the model, for people. on_answer gets each image's
-    likeliest class and its probability. Raises ValueError for a model that reads no pictures.
+    run, device: as for `predict`, with its errors. name: of the model, for people. on_answer gets for each image which
+    model answered (`sha256`), the likeliest class and its probability. Raises ValueError for a model that reads no
+    pictures.
 
     - `GET /`: the page; `POST /`, its form: the page with the answers
     - `POST /predict?top=5`, the bytes of an image: {"classes": [...], "probabilities": [...]}, most likely first
-    - `GET /model`: {"name", "class_names", "channels", "image_size", "parameters"}
+    - `GET /model`: {"name", "sha256", "class_names", "temperature", "channels", "image_size", "parameters",
+      "vitreous"}: which model answers, and the version of this library; answered while images are judged, too
 
     What cannot be answered gets a status from 400 on, with {"error": "..."}, or the page that says so.
     """
@@ -61,7 +64,7 @@ class Service:
         *,
         name: str,
         device: str = "auto",
-        on_answer: Callable[[str, float], None] = lambda answer, probability: None,
+        on_answer: Callable[[str, str, float], None] = lambda model, answer, probability: None,
     ):
         self.bundle, self.name, self.device, self.on_answer = Bundle.of(run), as_text(name), device, on_answer
         self.config = self.bundle.model.config
@@ -69,6 +72,7 @@ class Service:
             raise ValueError(
                 f"the model reads {self.config.channels} channels: serve needs a model with 1 or 3 channels"
             )
+        self.sha256 = self.bundle.digest()
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a device that is not there is told now
@@ -99,14 +103,23 @@ class Service:
         return await run_in_threadpool(self._answer, await request.body(), int(top))
 
     async def _get_model(self, request: Request) -> JSONResponse:
-        about = {"name": self.name, "class_names": self.bundle.class_names, "channels": self.config.channels}
-        return JSONResponse(about | {"image_size": self.config.image_size, "parameters": self.parameters})
+        about = {
+            "name": self.name,
+            "sha256": self.sha256,
+            "class_names": self.bundle.class_names,
+            "temperature": self.bundle.temperature,
+            "channels": self.config.channels,
+            "image_size": self.config.image_size,
+            "parameters": self.parameters,
+            "vitreous": __version__,
+        }
+        return JSONResponse(about)
 
     def _answer(self, image: bytes, top: int) -> JSONResponse:
         try:
             with self._alone:
                 (found,) = predict(self.bundle, image, top=top, device=self.device, precision="float32")
-                self.on_answer(found.classes[0], found.probabilities[0])
+                self.on_answer(self.sha256, found.classes[0], found.probabilities[0])
         except BrokenImage as error:
             raise HTTPException(400, str(error)) from error
         return JSONResponse({"classes": found.classes, "probabilities": found.probabilities})
@@ -118,7 +131,7 @@ class Service:
             try:
                 with self._alone:  # for each, so that a program need not wait for all images of a form
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
-                    self.on_answer(found.classes[0], found.probabilities[0])
+                    self.on_answer(self.sha256, found.classes[0], found.probabilities[0])
                 shots.append(_answered(found, file))
             except BrokenImage as error:
                 notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
@@ -167,13 +180,13 @@ def serve(service: Service, listener: socket.socket) -> None:
 
 
 class AnswerLog:
-    """A CSV file that grows by a line for each answer: when (UTC), the class, its probability; no image.
+    """A CSV file that grows by a line for each answer: when (UTC), the model, the class, its probability; no image.
 
     Raises ValueError for another table, OSError for a place where nothing can be written. A line that cannot be written
     later on warns, and the answer goes out.
     """
 
-    HEAD = ("time", "answer", "probability")
+    HEAD = ("time", "model", "answer", "probability")
 
     def __init__(self, path: Path):
         self.path = path
@@ -185,9 +198,9 @@ class AnswerLog:
         elif tuple(head.strip().split(",")) != self.HEAD:
             raise ValueError(f"{path} is another table: name a new file with --log")
 
-    def __call__(self, answer: str, probability: float) -> None:
+    def __call__(self, model: str, answer: str, probability: float) -> None:
         try:
-            self._add((datetime.now(UTC).isoformat(timespec="milliseconds"), answer, f"{probability:.6g}"))
+            self._add((datetime.now(UTC).isoformat(timespec="milliseconds"), model[:12], answer, f"{probability:.6g}"))
         except OSError as error:
             log.warning("could not write %s: %s", self.path, error.strerror)
 

@@ -167,10 +167,25 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, replace(x), "test") == "+0.00 points (0 to 0, p = 1)"
     assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 to 2, p = 0.11)"]
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
+    y.__dict__["answered"] = {"test": {(f"moved/{n}", "", 1): a for n, a in enumerate(y.answered["test"].values())}}
+    assert against(x, y, "test") == "+50.00 points (8 to 2, p = 0.11)"  # in the same order
+    unknown = [replace(run, data=run.data | {"hash": {}}) for run in (x, y)]
+    unknown[1].__dict__["answered"] = y.answered
+    assert against(*unknown, "test") == "images of other names"
     grouped = [read_run(tmp_path / f"{run}-grouped") for run in "xy"]  # -2, 2, 3, 3: of 16 signs
     assert against(*grouped, "test") == "+50.00 points (8 to 2, p = 0.38 by 4 groups)"  # six are as far from 0 as 6
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 to 2, p = 0.11)"
+
+
+def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
+    for run, answers in {"x": ("sky", "sky", "sea"), "y": ("sea", "sea", "sea")}.items():
+        copytree(runs / "a", tmp_path / run)
+        lines = [f"test,{row},cat.jpg,sea,{answer},0.9,0.9," for row, answer in enumerate(answers)]
+        head = "split,row,image,class,answer,probability,probability_of_class,group"
+        (tmp_path / run / "answers.csv").write_text("\n".join([head, *lines]) + "\n")
+    x, y = read_run(tmp_path / "x"), read_run(tmp_path / "y")
+    assert against(x, y, "test") == "+66.67 points (2 to 0, p = 1 by 1 groups)"
 
 
 def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to a run; `test_run.py` has the runs that they interrupt."""
+"""What Ctrl-C, SIGTERM and SIGHUP do to a run; `test_run.py` has the runs that they interrupt."""
 
 import logging
 import os
@@ -13,10 +13,10 @@ from vitreous.train.signals import stop_flag
 
 
 def handlers():
-    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_and_says_so(number, caplog):
     before = handlers()
     with caplog.at_level(logging.WARNING), stop_flag() as stop:
@@ -37,6 +37,16 @@ def test_a_second_signal_stops_at_once_and_one_that_arrives_twice_does_not(monke
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert handlers() == before
+
+
+def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stop_flag() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, kept)
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are():

@@ -103,6 +103,20 @@ def test_the_temperature_is_kept_and_older_bundles_have_none(saved, tmp_path):
     assert Bundle.load(saved).temperature == 1
 
 
+def test_models_that_answer_otherwise_have_other_digests(saved):
+    bundle = Bundle.load(saved)
+    assert bundle.digest() == Bundle.load(saved).digest() and re.fullmatch("[0-9a-f]{64}", bundle.digest())
+    others = [
+        replace(bundle, temperature=bundle.temperature * 2),
+        replace(bundle, class_names=bundle.class_names[::-1]),
+        replace(bundle, preprocess=bundle.preprocess.model_copy(update={"fit": "squash"})),
+        Bundle.load(saved),
+    ]
+    with torch.no_grad():
+        next(others[-1].model.parameters()).view(-1)[0] += 1
+    assert len({other.digest() for other in [bundle, *others]}) == 5
+
+
 def test_saving_again_replaces_and_a_crash_leaves_the_old_file(saved, monkeypatch):
     before = (saved / "model.safetensors").read_bytes()
 

@@ -49,7 +49,9 @@ for command in (recipes, settings, doctor):
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing half written is left
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that nothing half written is left
     sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO())  # where it was closed, as by >&-
     sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
     try:

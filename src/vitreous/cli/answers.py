@@ -102,7 +102,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 lets other machines ask.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes one that is free.")] = 8000,
     log: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Add a line for each answer: time, class, probability.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Add a line for each answer: time, model, class, probability."),
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
@@ -172,7 +173,7 @@ def embed(
         embed_split, bundle, image_set, device=device, precision=precision, options=options, skip_broken=skip_broken
     )
     own = embed(split)
-    among, how = None, "leave-one-out"
+    among, how = None, "leave-one-out" if own.groups is None else "leave-one-group-out"
     if split != "train":
         among = embed("train")
         how = "neighbours from train"

@@ -40,7 +40,7 @@ def check(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
             "left: if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
         )
-    hashes = _hashes(train.images)
+    hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
     return findings + (leaks("validation", val.images, train.images, hashes) if val is not None else [])
 
@@ -49,7 +49,7 @@ def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = 
     """A line on the images of a split that are in train, too, if both are decoded. hashes: of train's, if known."""
     if not (isinstance(images, ArrayImages) and isinstance(train, ArrayImages)):
         return []
-    theirs, hashes = _hashes(images), _hashes(train) if hashes is None else hashes
+    theirs, hashes = image_hashes(images), image_hashes(train) if hashes is None else hashes
     leaked = np.flatnonzero(np.isin(theirs, hashes))
     if not len(leaked):
         return []
@@ -165,7 +165,7 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
     return findings
 
 
-def _hashes(images: ArrayImages) -> np.ndarray:
+def image_hashes(images: ArrayImages) -> np.ndarray:
     """64 bits of each image's pixels: uint64 (N,)."""
     digests = bytearray()
     for image in images.one_by_one():

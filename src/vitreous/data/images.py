@@ -5,6 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -229,6 +230,13 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
             raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
         found.append(match[1] if match.re.groups else match[0])
     return np.array(found)
+
+
+def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
+    """`groups_of`, or None where it finds nothing: images that no training has divided need have no groups."""
+    with suppress(ValueError):
+        return None if pattern is None else groups_of(images, pattern)
+    return None
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:

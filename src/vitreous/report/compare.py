@@ -45,14 +45,18 @@ class Finished:
     """`answers.csv`, which a shipped model has not."""
 
     @cached_property
-    def answered(self) -> dict[str, dict[tuple[str, str], tuple[bool, str]]]:
-        """By split, whether each answer is right, and the group of its image, by place and class of the image."""
-        splits: dict[str, dict[tuple[str, str], tuple[bool, str]]] = {}
+    def answered(self) -> dict[str, dict[tuple[str, str, int], tuple[bool, str]]]:
+        """By split, whether each answer is right, and the group of its image, by place and class of the image, and by
+        how many times it has come, as a table may name one twice."""
+        splits: dict[str, dict[tuple[str, str, int], tuple[bool, str]]] = {}
+        times = Counter()
         if self.answers.exists():
             with self.answers.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
-                    image = row["image"], row["class"]
-                    splits.setdefault(row["split"], {})[image] = row["answer"] == row["class"], row.get("group", "")
+                    image = row["split"], row["image"], row["class"]
+                    times[image] += 1
+                    answer = row["answer"] == row["class"], row.get("group", "")
+                    splits.setdefault(row["split"], {})[*image[1:], times[image]] = answer
         return splits
 
     def figure(self, split: str, key: str) -> float | None:
@@ -141,19 +145,25 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     """How much better a run answers the same images: the images that it alone has right, to those that the first has.
 
     p: how often answers of equal worth would differ as much, by an exact sign test of the images (McNemar 1947), or of
-    their groups where they come in such. None where the images are not known to be the same.
+    their groups where they come in such. Images are paired by their names, or by their order where their pixels and
+    labels are the same. None where they are not known to be the same.
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
     if "by_fold" in run.results and run.recipe["data.group"] != first.recipe["data.group"]:
         return "folds cut by other groups"
     ours, theirs = first.answered.get(split), run.answered.get(split)
-    if not ours or not theirs or ours.keys() != theirs.keys():
+    if not ours or not theirs:
         return None
+    if ours.keys() != theirs.keys():
+        digest, other = (each.data.get("hash", {}).get(split) for each in (first, run))
+        if "by_fold" in run.results or digest is None or digest != other or len(ours) != len(theirs):
+            return "images of other names"
+        theirs = dict(zip(ours, theirs.values(), strict=True))  # the folder was moved, or lies elsewhere
     gains = {image: theirs[image][0] - right for image, (right, _) in ours.items()}
     by_group = Counter()
     for image, gain in gains.items():
-        by_group[ours[image][1] or theirs[image][1] or image] += gain
+        by_group[ours[image][1] or theirs[image][1] or image[0]] += gain
     gained, lost = (list(gains.values()).count(gain) for gain in (1, -1))
     p = sign_flip_p(np.array(list(by_group.values())))
     groups = f" by {len(by_group):,} groups" if len(by_group) < len(gains) else ""

@@ -138,6 +138,9 @@ def evaluation_report(
     model, data: what the user called them; None: the run's own.
     """
     bundle, count = judged.bundle, judged.figures["count"]
+    caution = judged.caution and escape(f"{judged.caution[0].upper()}{judged.caution[1:]}.")
+    if data is None and not caution:
+        caution = CAUTION.get(judged.name, "")
     source = data or "its own data"
     tiles = {
         "parameters": f"{sum(weight.numel() for weight in bundle.model.parameters()):,}",
@@ -151,7 +154,7 @@ def evaluation_report(
     shots = [shot(image, name, escape(name)) for image, name in zip(pixels, names, strict=True)]
     seen = f"<p>Images of the split, evenly spread over it. {_fitting(bundle.preprocess)}</p>{gallery(shots, 'small')}"
     sections = [
-        results_section({judged.name: judged}, tiles, CAUTION.get(judged.name, "") if data is None else ""),
+        results_section({judged.name: judged}, tiles, caution),
         *answer_sections({judged.name: judged}, own=data is None),
         Section("samples", "What the model saw", seen),
         Section("speed", "Speed and memory", _speed({}, {judged.name: judged}, None, environment)),

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.check import digest_of, leaks
+from vitreous.data.check import digest_of, image_hashes, leaks
 from vitreous.data.images import Split
+from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
-from vitreous.evaluation import Judged, judge, write_answers, write_classes
-from vitreous.files import write_json
+from vitreous.evaluation import TRAIN_HASHES, Judged, judge, write_answers, write_classes
+from vitreous.files import replace_file, write_json
 from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
 from vitreous.train.folder import ANSWERS, CLASSES, optional
 from vitreous.train.job import Job
@@ -29,6 +30,10 @@ def finish(job: Job) -> dict[str, Any]:
     For the main process alone, which has written the model. Returns the content of `results.json`.
     """
     state, judged = job.state, {}
+    train, hashes = job.plain_batches.images, None
+    if isinstance(train, ArrayImages):
+        hashes = image_hashes(train)
+        replace_file(job.folder / TRAIN_HASHES, lambda part: part.write_bytes(hashes.tobytes()))
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
@@ -39,9 +44,9 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.test is not None:
         judged["test"] = _judge(job, bundle, "test")
         seen = Split(judged["test"].images, judged["test"].labels.numpy())
-        hashes = job.summary["hash"] | {"test": digest_of(seen)}
-        write_json(job.folder / "data.json", job.summary | {"hash": hashes})
-        for finding in leaks("test", judged["test"].images, job.plain_batches.images):
+        digests = job.summary["hash"] | {"test": digest_of(seen)}
+        write_json(job.folder / "data.json", job.summary | {"hash": digests})
+        for finding in leaks("test", judged["test"].images, train, hashes):
             log.warning("%s", finding)
     results = {
         "params": job.parameters,

@@ -22,8 +22,8 @@ DECODING_SECONDS = 5  # between two lines
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is, however long. A reader that has gone away, as `head` does, ends no run."""
-    with suppress(BrokenPipeError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
+    """Print a line as it is, however long. A reader or a terminal that has gone away ends no run."""
+    with suppress(OSError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -95,7 +95,8 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         if self.bar:
-            self.bar.stop()
+            with suppress(OSError):  # the terminal is gone
+                self.bar.stop()
 
     def step(self, state: State, loss: float, top1: float) -> None:
         """Where the run stands: the bar, or a line every half a minute. loss, top1: means of the pass so far."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, while a run trains."""
+"""Ctrl-C, SIGTERM and SIGHUP, while a run trains."""
 
 import logging
 import signal
@@ -12,7 +12,8 @@ log = logging.getLogger("vitreous")
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C or SIGTERM only makes the yielded function true; a second one stops at once."""
+    """While inside, the first Ctrl-C, SIGTERM or SIGHUP (of a terminal that closes) only makes the yielded function
+    true; a second one stops at once. SIGHUP stays ignored where it is, as under nohup."""
     asked: list[float] = []  # when
     before = {}
 
@@ -24,8 +25,9 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
             log.warning("stopping after this step; once more stops at once, without saving")
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, ask)
     except ValueError:  # signals belong to the main thread: elsewhere they stay as they are
         pass
     try:

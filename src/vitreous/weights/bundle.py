@@ -3,6 +3,7 @@
 `model.safetensors`, and `config.json` with the model, its preprocessing, its class names and its temperature.
 """
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -32,6 +33,13 @@ class Bundle:
     temperature: float = 1.0
     """What logits are divided by before they become probabilities: fitted on validation images after training."""
 
+    def digest(self) -> str:
+        """sha256 of the weights and of all else that answers depend on: the same for the same model, 64 hex digits."""
+        digest = hashlib.sha256(json.dumps(self._config(), sort_keys=True).encode())
+        for name, value in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + value.contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are).
 
@@ -52,13 +60,15 @@ class Bundle:
 
     def save_config(self, folder: Path) -> None:
         """Write what is not weights."""
-        config = {
+        write_json(folder / CONFIG, self._config())
+
+    def _config(self) -> dict:
+        return {
             "model": self.model.config.model_dump(mode="json"),
             "preprocess": self.preprocess.model_dump(mode="json"),
             "class_names": list(self.class_names),
             "temperature": self.temperature,
         }
-        write_json(folder / CONFIG, config)
 
     @staticmethod
     def of(run: "Path | str | Bundle") -> "Bundle":
