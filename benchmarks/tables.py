@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 from measure import RESULTS, between, markdown, replaced, threads
+from minutes import UNITS, has_bf16, minutes_table, timed
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -18,7 +19,6 @@ EXPLAINED = {
     "cifar100": "models/cifar100",
     "digits-attention": "recipe digits",
 }
-UNITS = {"amx": "AMX", "avx512-bf16": "AVX-512 with bf16", "avx2": "AVX2"}
 PEERS = {  # results that there are, and what they were measured with
     f"peers{model}-{units}": f"{title}, {name}"
     for model, title in {"": "32 px", "-Ti-16": "Ti/16", "-B-16": "B/16"}.items()
@@ -116,25 +116,6 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
         f"`{' '.join(r['settings'])}` {theirs}; the settings of both were chosen "
         "on these images. For few photographs of common things, use `--from`."
     )
-
-
-def minutes_table(results: list[dict]) -> str:
-    """Test top-1 on CIFAR by recipe and processor, a column for each time limit; other settings than the recipe's own
-    only where there is no figure without them."""
-    reached: dict[tuple, dict[int, str]] = {}
-    for r in sorted(results, key=lambda r: len(r["overrides"])):  # the recipe as it is comes first
-        *others, limit = r["overrides"]
-        top1 = f"{100 * r['top1_mean']:.2f}"
-        if r["n"] > 1:
-            top1 += f" ± {100 * r['top1_sd']:.2f} (n = {r['n']})"
-        units = "amx" if r["recipe"].endswith("amx") else "avx512-bf16" if has_bf16(r["machine"]) else "avx2"
-        row = reached.setdefault((f"`{r['recipe']}`", UNITS[units], r["precision"], f"{r['params']:,}"), {})
-        minutes = int(limit.removeprefix("time_limit=").removesuffix("m"))
-        row.setdefault(minutes, top1 + " *" * bool(others))
-    columns = sorted({minutes for row in reached.values() for minutes in row})
-    head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
-    rows = [[*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
-    return markdown(head, rows)
 
 
 def whole_table(results: list[dict]) -> str:
@@ -269,11 +250,6 @@ def faithfulness_table(results: list[dict]) -> str:
     )
 
 
-def has_bf16(machine: dict) -> bool:
-    """Whether the processor has units for bf16: without them its products are far slower than in float32."""
-    return machine["matmul_gflops"]["bf16"] > machine["matmul_gflops"]["float32"]
-
-
 def describe(machine: dict) -> str:
     rates = machine["matmul_gflops"]
     return (
@@ -296,10 +272,9 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
         "faithfulness": faithfulness_table([results[f"faithfulness-{name}"] for name in EXPLAINED]),
     }
     recipes = [content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()]
-    timed = [content for content in recipes if any("time_limit=" in key for key in content["overrides"])]
     measured["results"] = recipe_table(recipes)
-    told = {"headline": headline(results), "minutes": minutes_table(timed)}
-    told["whole"] = whole_table([content for content in recipes if content not in timed])
+    told = {"headline": headline(results), "minutes": minutes_table(timed(recipes))}
+    told["whole"] = whole_table([content for content in recipes if not timed([content])])
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
     told["speed"] = speed(results)

@@ -7,6 +7,7 @@ import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
+import minutes
 import numpy as np
 import pytest
 import reproduction_tables
@@ -60,6 +61,15 @@ def test_the_citation_is_of_this_version_under_this_licence():
 @pytest.mark.parametrize("path", [tables.README, tables.MEASUREMENTS], ids=lambda path: path.name)
 def test_the_tables_are_those_of_the_results(path):
     assert tables.filled(path, tables.saved()) == path.read_text()
+
+
+def test_the_chart_is_that_of_the_results(tmp_path):
+    drawn = minutes.points(minutes.saved())
+    assert json.loads(Image.open(minutes.PICTURE).text["points"]) == drawn
+    minutes.draw(drawn, tmp_path / "chart.png")
+    assert json.loads(Image.open(tmp_path / "chart.png").text["points"]) == drawn
+    table = minutes.minutes_table(minutes.saved())
+    assert all(f"| {top1:.2f} " in table for lines in drawn.values() for line in lines.values() for _, top1 in line)
 
 
 def test_the_tables_of_the_reproductions_are_those_of_the_results():

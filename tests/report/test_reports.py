@@ -383,6 +383,15 @@ def test_figures_of_images_that_the_run_has_used_come_with_a_caution(tmp_path):
             assert ("Fitted on these very images" in text) == (name == "val" and data is None)
 
 
+def test_what_was_warned_of_stands_in_the_report(tmp_path):
+    judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32", name="val")
+    warned = judged._replace(caution="1 image, <b>.png, is one that the model learnt from")
+    for data in (None, "photos"):
+        evaluation_report(tmp_path / "r.html", warned, model="m", data=data, environment=ENVIRONMENT)
+        text = Page(tmp_path / "r.html").text
+        assert "1 image, <b>.png, is one that the model learnt from." in text and "helped to choose" not in text
+
+
 def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
     assert "Fitted on these" not in answer_sections({"val": judged})[2].body

@@ -1,0 +1,102 @@
+"""Draw test top-1 on CIFAR against minutes of training, from benchmarks/results/*.json: python benchmarks/minutes.py"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from measure import RESULTS, markdown
+
+from reproductions.__main__ import EXPERIMENTS
+from vitreous.plots.canvas import BLUE, GREEN, ROSE
+
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "accuracy-by-minutes.png"
+UNITS = {"amx": "AMX", "avx512-bf16": "AVX-512 with bf16", "avx2": "AVX2"}
+COLORS = dict(zip(UNITS.values(), (BLUE, GREEN, ROSE), strict=True))
+
+
+class Timed(NamedTuple):
+    """What a recipe reached within a time limit."""
+
+    recipe: str
+    units: str
+    precision: str
+    params: int
+    minutes: int
+    top1: float
+    sd: float | None
+    n: int
+    as_it_is: bool
+    """Without other settings than the recipe's own."""
+
+
+def timed(results: list[dict]) -> list[Timed]:
+    """Of the results of recipes those that had a time limit."""
+    found = []
+    for r in results:
+        *others, last = r["overrides"] or [""]
+        if last.startswith("time_limit="):
+            units = "amx" if r["recipe"].endswith("amx") else "avx512-bf16" if has_bf16(r["machine"]) else "avx2"
+            minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
+            what = r["recipe"], UNITS[units], r["precision"], r["params"]
+            found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], not others))
+    return found
+
+
+def has_bf16(machine: dict) -> bool:
+    """Whether the processor has units for bf16: without them its products are far slower than in float32."""
+    return machine["matmul_gflops"]["bf16"] > machine["matmul_gflops"]["float32"]
+
+
+def minutes_table(found: list[Timed]) -> str:
+    """A row for each recipe and processor, a column for each time limit; other settings only where there is no figure
+    without them."""
+    reached: dict[tuple, dict[int, str]] = {}
+    for run in sorted(found, key=lambda run: not run.as_it_is):
+        top1 = f"{100 * run.top1:.2f}"
+        if run.sd is not None:
+            top1 += f" ± {100 * run.sd:.2f} (n = {run.n})"
+        row = reached.setdefault((f"`{run.recipe}`", run.units, run.precision, f"{run.params:,}"), {})
+        row.setdefault(run.minutes, top1 + " *" * (not run.as_it_is))
+    columns = sorted({minutes for row in reached.values() for minutes in row})
+    head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
+    rows = [[*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
+    return markdown(head, rows)
+
+
+def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
+    """What is drawn: [minutes, top-1 in percent] for each set and processor, of the recipes as they are."""
+    lines: dict[str, dict[str, list[list[float]]]] = {}
+    for run in sorted(found, key=lambda run: (run.recipe, run.minutes)):
+        if run.as_it_is:
+            data = run.recipe.partition("-")[0]
+            lines.setdefault(data, {}).setdefault(run.units, []).append([run.minutes, round(100 * run.top1, 2)])
+    return lines
+
+
+def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
+    """A panel for each set, a line for each processor; `lines` stand in the file, too, by which a test knows it."""
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    for axes, (data, by_units) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
+        for units, line in by_units.items():
+            axes.plot(*zip(*line, strict=True), COLORS[units], marker="o", label=f"two cores, {units}")
+        reported = EXPERIMENTS[f"tigges-{data}"].reported
+        axes.axhline(100 * reported["top1"], color="gray", linestyle=":", label=f"ViT of 2022, {reported['time']}")
+        axes.set(title=data.upper().replace("R", "R-"), xlabel="minutes of training", ylabel="test top-1, %")
+        axes.set_xscale("log")
+        axes.set_xticks([5, 15, 30, 60], ["5", "15", "30", "60"])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=120, metadata={"points": json.dumps(lines)})
+
+
+def saved() -> list[Timed]:
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    return timed([result for result in results if "overrides" in result])
+
+
+if __name__ == "__main__":
+    draw(points(saved()), PICTURE)
