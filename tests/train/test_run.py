@@ -1435,6 +1435,7 @@ def test_the_run_folder_holds_everything(trained, pictures):
         "classes.csv",
         "results.json",
         "report.html",
+        "train_hashes.bin",
         "model/model.safetensors",
         "model/config.json",
         "checkpoints/last.pt",

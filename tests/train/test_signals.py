@@ -12,6 +12,14 @@ from vitreous.train import signals
 from vitreous.train.signals import stop_flag
 
 
+@pytest.fixture(autouse=True)
+def hangups():
+    """SIGHUP as a process gets it from a terminal, however the tests were started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def handlers():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
@@ -39,14 +47,11 @@ def test_a_second_signal_stops_at_once_and_one_that_arrives_twice_does_not(monke
     assert handlers() == before
 
 
-def test_a_hangup_that_is_ignored_stays_so(monkeypatch):
-    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with stop_flag() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not stop()
-    finally:
-        signal.signal(signal.SIGHUP, kept)
+def test_a_hangup_that_is_ignored_stays_so():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with stop_flag() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop()
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are():
