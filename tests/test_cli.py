@@ -540,10 +540,13 @@ def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
     assert (code, err) == (2, said)
 
 
-def test_sigterm_while_images_are_decoded_leaves_nothing_half_written(vitreous, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(loaders, "_decode_all", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_images_are_decoded_leaves_nothing_half_written(vitreous, cache, tmp_path, monkeypatch, number):
+    monkeypatch.setattr(loaders, "_decode_all", lambda *_: os.kill(os.getpid(), number))
+    before = signal.signal(number, signal.SIG_DFL)  # however the tests were started
     code, _, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "run")
-    assert code == 143 and not list(cache.iterdir())
+    signal.signal(number, before)
+    assert code == 128 + number and not list(cache.iterdir())
 
 
 def test_resume_names_what_it_lacks(vitreous, tmp_path):

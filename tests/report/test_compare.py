@@ -122,6 +122,10 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     other = recipe.model_copy(update={"seed": 1})  # which cuts other parts of the same images
     fit_folds(other, tiny_set(), out=tmp_path / "cv-1", **quiet)
     assert "points" in against(read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1"), "test")
+    moved = read_run(tmp_path / "cv-1")  # whose images come in the order of other folds
+    elsewhere = {(f"moved/{n}", "", 1): answer for n, answer in enumerate(moved.answered["test"].values())}
+    moved.__dict__["answered"] = {"test": elsewhere}
+    assert against(read_run(tmp_path / "cv"), moved, "test") == "images of other names"
     torn = read_run(tmp_path / "cv-1")
     torn = replace(torn, recipe=torn.recipe | {"data.group": "patient"})
     assert against(read_run(tmp_path / "cv"), torn, "test") == "folds cut by other groups"

@@ -1,5 +1,6 @@
 """What a run logs is shown and kept; `test_run.py` has what it shows of its epochs."""
 
+import errno
 import io
 import logging
 
@@ -40,6 +41,19 @@ def test_what_is_logged_is_printed_and_kept(tmp_path):
     assert text.getvalue() == "warning: 2 of [3] images\n"
     assert (tmp_path / "run" / "train.log").read_text().endswith(" WARNING 2 of [3] images\n")
     assert log.handlers == before
+
+
+def test_a_terminal_that_is_gone_ends_no_run(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    terminal = Console(file=Gone(), force_terminal=True)
+    progress.say(terminal, "more")
+    monkeypatch.setattr(progress.Progress, "start", lambda bar: None)  # which began before
+    with progress.Display(terminal, 2, 500, torch.device("cpu")) as display:
+        monkeypatch.setattr(display.bar, "stop", lambda: terminal.print("the end"))
+        display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
 
 
 def test_a_failing_run_leaves_no_handler(tmp_path):
