@@ -46,12 +46,12 @@ def headline(results: dict[str, dict]) -> str:
     return (
         "From scratch, without other data, a small ViT with a convolutional stem reaches "
         f"**{ten} on CIFAR-10** and **{hundred} on CIFAR-100** in an hour of two CPU cores with AMX (the matrix units "
-        f"of Intel's server processors since 2023), and **{100 * long['top1_mean']:.2f}% on CIFAR-10** in two hours. "
-        f"In an hour two cores with AVX2 alone reach {without[0]} on CIFAR-10 (float32), two with bf16 in AVX-512 "
-        f"{without[1]} on CIFAR-100. Each is one run; the number of test images alone leaves "
-        f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points. The best of the experiments that this grew out "
-        f"of, a demonstration of 2022, reports {reported[0]} on CIFAR-10 ({authors[0]['time']}) and {reported[1]} on "
-        f"CIFAR-100 ({authors[1]['time']}), after 180 epochs each: [docs/reproductions.md](docs/reproductions.md)."
+        f"of Intel's server processors since 2023), and {100 * long['top1_mean']:.2f}% on CIFAR-10 in two hours. "
+        f"In an hour two cores with AVX2 alone reach {without[0]} on CIFAR-10, two with bf16 in AVX-512 {without[1]} "
+        "on CIFAR-100. Each is one run; the number of test images alone leaves "
+        f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points. The best of the experiments that Vitreous grew "
+        f"out of, a demonstration of 2022, reports {reported[0]} on CIFAR-10 ({authors[0]['time']}) and {reported[1]} "
+        f"on CIFAR-100 ({authors[1]['time']}), after 180 epochs each ([reproductions](docs/reproductions.md))."
     )
 
 
