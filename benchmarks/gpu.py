@@ -59,7 +59,7 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
     ["data.crop_fraction=0.95"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
-    *([f"optim.muon_weight_decay={decay}"] for decay in (0.05, 0.1)),
+    *([f"optim.muon_weight_decay={decay}"] for decay in (0.01, 0.1)),  # acts the more, the longer a run
     *([f"optim.learning_rate={rate}"] for rate in (5e-4, 2e-3, 4e-3)),
     ["optim.ema=0.99"],  # higher ones act only in longer runs
     ["augment.randaugment_ops=1"],

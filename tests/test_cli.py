@@ -992,7 +992,7 @@ def test_the_doctor_examines_the_machine(vitreous, monkeypatch):
 def test_a_real_folder_of_photos_is_trained_on(vitreous, real_data, tmp_path):
     photos, out = real_data("pizza_steak_sushi"), tmp_path / "run"
     code, text, err = vitreous("train", photos, "epochs=2", "model.dim=32", "model.depth=1", "--out", out)
-    assert code == 0 and "recipe photos, chosen for 225 training images: epochs=300" in text and err == ""
+    assert code == 0 and "recipe photos, chosen for 225 training images: epochs=300 " in text and err == ""
     results = json.loads((out / "results.json").read_text())
     assert results["test"]["count"] == 75 and results["val"]["count"] == 23
     code, text, _ = vitreous("predict", out, photos / "test" / "sushi", "--top", 1)

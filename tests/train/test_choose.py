@@ -26,7 +26,9 @@ def images(count, side=32):
         (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2", "augment.shift=1"]),
         (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2", "augment.shift=0"]),
         (10, 64, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=4"]),
-        (10, 65, "photos", ["epochs=300"]),
+        (10, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3"]),
+        (999, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3"]),
+        (1_000, 65, "photos", ["epochs=300"]),
     ],
 )
 def test_the_size_and_number_of_the_images_choose_the_recipe(count, side, name, settings):
@@ -104,7 +106,8 @@ def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, mo
 def test_a_folder_of_images_of_many_sizes_gets_the_recipe_for_photos(photos):
     Image.new("L", (20, 10)).save(photos / "ant" / "x.png")
     recipe, data, reason = choose_recipe(str(photos), None, [])
-    assert reason == "recipe photos, chosen for 31 training images: epochs=300" and data.train.images.shape is None
+    assert reason == "recipe photos, chosen for 31 training images: epochs=300 optim.muon_weight_decay=0.3"
+    assert data.train.images.shape is None and recipe.optim == read_recipe("pizza").optim
     assert fit_to_data(recipe, data).model.image_size == read_recipe("photos").model.image_size
 
 

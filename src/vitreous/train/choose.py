@@ -12,6 +12,7 @@ from vitreous.recipe import Recipe, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
 SMALL = 64  # pixels a side, up to which images are read as they are
+FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
 FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
 TUNING_PASSES = 1_000  # the same for one that is trained already, within 3 to 30
 PROBED = 10_000  # training images up to which its head is fitted first: beyond, that takes long and matters less
@@ -90,7 +91,8 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     shape = data.train.images.shape
     epochs = min(max(round(FOLDER_PASSES / len(data.train)), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
-        return "photos", [f"epochs={epochs}"]
+        few = len(data.train) < FEW
+        return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3"] if few else [])]
     patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
 
