@@ -38,7 +38,6 @@ def ship(run: Path, name: str, *, models: Path = SHIPPED, device: str = "auto") 
         if size > LARGEST:
             raise ValueError(f"{run} has {size:,} bytes of float16 weights: at most {LARGEST:,} are shipped")
         data = own_data(run)
-        torch.backends.cudnn.allow_tf32 = False  # a GPU would round float32 in convolutions
         whole, half = (evaluate(part, data, device=device, precision="float32") for part in (bundle, scratch))
     before, after = whole["top1"], half["top1"]
     if not abs(after - before) < TOLERANCE + 1e-9:

@@ -1,17 +1,16 @@
 """benchmarks/gpu.py on a CPU at toy size: every part leaves its figures, and goes on where it stopped."""
 
 import importlib
-import itertools
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from vitreous.recipe import read_recipe
-from vitreous.train.run import fit
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -115,7 +114,7 @@ def test_a_sweep_notes_a_line_a_run_and_skips_what_is_done(part, gpu, monkeypatc
     assert tests == [None, None]  # the test images are not even there
     assert first["changes"][0] == "optim.clip=2" and first["changes"][-1] == "optim.muon_split_qkv=true"
     assert second["changes"][-2:] == ["optim.name=adamw", "optim.learning_rate=0.01"]
-    assert 0 <= first["val_top1"] <= 1 and first["train_seconds"] > 0 and first["startup_seconds"] >= 0
+    assert 0 <= first["val_top1"] <= 1 and first["train_seconds"] > first["compile_seconds"] == 0
     part("sweep", "cifar10", "optim.clip=2", *arms, refuse=True)
 
 
@@ -125,20 +124,25 @@ def test_a_sweep_begins_nothing_after_its_time(part, capsys):
 
 
 def test_a_whole_run_goes_on_where_its_time_was_over_and_leaves_a_small_model(part, gpu, capsys, tmp_path, monkeypatch):
+    def record(recipe, **options):
+        checkpoint = options["out"] / "checkpoints" / "last.pt"
+        found.append(checkpoint.read_bytes() if checkpoint.exists() else None)
+        return fit(recipe, **options)
+
+    found, fit = [], gpu.fit
+    monkeypatch.setattr(gpu, "fit", record)
     monkeypatch.setattr(gpu, "PART", 10_000)
     out = part("final", "cifar10", "--minutes", "0")
     assert "go on by the same command" in capsys.readouterr().out
     (home,) = out.iterdir()
     parts = sorted((home / "checkpoints").iterdir())
     assert len(parts) > 1 and all(path.stat().st_size <= 10_000 for path in parts)
-    whole = out.parent / "cifar10-0" / "checkpoints" / "last.pt"
-    assert b"".join(path.read_bytes() for path in parts) == whole.read_bytes()
-    elsewhere = shutil.copytree(home, tmp_path / "elsewhere")
-    shutil.copyfile(whole, elsewhere / "checkpoints" / "last.pt")
-    recipe = read_recipe(str(elsewhere / "recipe.yaml"))
-    assert fit(recipe, out=elsewhere, device="cpu", resume=True, pictures=False).results["epochs"] == 3
+    run = out.parent / "cifar10-0"
+    whole = (run / "checkpoints" / "last.pt").read_bytes()
+    shutil.rmtree(run)
+    shutil.copytree(home, run)  # as on another machine
     part("final", "cifar10")
-    assert not home.exists()
+    assert found == [None, whole] and not home.exists()
     home = out / "cifar10-0"
     results = json.loads((home / "results.json").read_text())
     assert results["epochs"] == 3 and results["test"]["count"] == results["float16"]["count"] == 360
@@ -148,22 +152,30 @@ def test_a_whole_run_goes_on_where_its_time_was_over_and_leaves_a_small_model(pa
     part("final", "cifar10", refuse=True)
 
 
-def test_the_time_to_94_is_that_of_several_seeds_without_their_start_up(part, gpu, monkeypatch):
+def test_what_is_brought_home_of_an_unfinished_run_has_its_best_weights(gpu, tmp_path):
+    for file in ("checkpoints/last.pt", "model/config.json", "recipe.yaml"):
+        (tmp_path / "run" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / file).write_text(file)
+    gpu.bring_unfinished(tmp_path / "run", tmp_path / "home")
+    brought = {str(path.relative_to(tmp_path / "home")) for path in (tmp_path / "home").rglob("*") if path.is_file()}
+    assert brought == {"checkpoints/last.pt.00", "model/config.json", "recipe.yaml"}
+
+
+def test_the_time_to_94_is_that_of_several_seeds_without_compiling(part, gpu, monkeypatch):
     trained, fit = [], gpu.fit
 
     def record(*args, **options):
         run = fit(*args, **options)
         trained.append(run.results["train_seconds"])
-        return run
+        return replace(run, results=run.results | {"compile_seconds": 0.01})
 
     monkeypatch.setattr(gpu, "fit", record)
-    monkeypatch.setattr(gpu, "startup_seconds", lambda *_: 0.01)
     out = part("time-to-94", "--seeds", "1")
     part("time-to-94", "--seeds", "2")
     content = json.loads((out / "time-to-94.json").read_text())
     assert content["n"] == 2 and content["mean_top1"] == pytest.approx(sum(content["top1"]) / 2)
     assert content["reached"] is (content["mean_top1"] >= 0.94)
-    assert min(content["seconds"]) > 0 and content["startup_seconds"] == [0.01, 0.01]
+    assert min(content["seconds"]) > 0 and content["compile_seconds"] == [0.01, 0.01]
     assert content["seconds"] == pytest.approx([seconds - 0.01 for seconds in trained])
     assert [line["seed"] for line in lines_of(out / "time-to-94.jsonl")] == [0, 1]
     part("time-to-94", "--seeds", "2", refuse=True)
@@ -183,15 +195,3 @@ def test_an_arm_that_fails_is_noted_and_ends_no_other(part, gpu, monkeypatch):
     assert failed["error"] == "the loss is nan" and failed["changes"][-1] == "optim.clip=3"
     assert done["changes"][-1] == "optim.clip=4" and "val_top1" in done
     part(*words, refuse=True)
-
-
-def test_start_up_is_what_passes_took_longer_than_others_of_their_image_size(gpu, tmp_path):
-    def found(seconds, **augment):
-        rows = [f"{i},{second}" for i, second in enumerate(itertools.accumulate(seconds), start=1)]
-        (tmp_path / "metrics.csv").write_text("\n".join(["epoch,seconds", *rows]))
-        recipe = read_recipe("cifar10", [f"epochs={len(seconds)}", *(f"augment.{k}={v}" for k, v in augment.items())])
-        return gpu.startup_seconds(gpu.Run(tmp_path), recipe)
-
-    assert found([30.0, 2.0, 9.0, 1.5, 2.0]) == 28
-    assert found([30.0, 2.0, 2.0, 22.0, 4.0, 4.0, 4.0], shrink=0.75, shrink_until=0.5) == 28 + 18
-    assert found([30.0, 2.0]) is None and found([30.0, 2.0, 2.0, 4.0, 4.0], shrink=0.75, shrink_until=0.6) is None

@@ -17,7 +17,10 @@ from vitreous.weights import Bundle
 
 CLASSES = ("ant", "bee", "cat")
 # what no two runs share
-TIMES = ("train_seconds", "total_seconds", "val_seconds", "seconds", "images_per_second", "peak_memory", "tracker_id")
+TIMES = (
+    "train_seconds", "total_seconds", "val_seconds", "compile_seconds", "seconds", "images_per_second", "peak_memory",
+    "tracker_id",
+)  # fmt: skip
 
 
 def stripes(count: int = 48, classes: int = 3, channels: int = 1, side: int = 8, seed: int = 0):

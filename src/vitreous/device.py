@@ -20,6 +20,7 @@ WORTH_COMPILING = 5000  # steps of a run: fewer do not earn back the time that c
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: the GPU if there is one, else the CPU, for which `keep_memory` is called.
 
+    On a GPU, convolutions in float32 are so from then on: by itself cuDNN rounds their numbers to TF32, of 10 bits.
     Raises ValueError for a device that is not there.
     """
     available = ["cpu"]
@@ -35,6 +36,8 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ValueError(f"device '{name}' is not available: use {', '.join(available)} or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device '{name}' is not available: there are {torch.cuda.device_count()}, from cuda:0")
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
         keep_memory()
     return device

@@ -326,7 +326,7 @@ def test_the_average_is_the_one_worked_out_by_hand(decay):
     model = small_model()
     average, expected = EMA(model, decay), None
     for step, state in walk(model, 30):
-        average.update(model, step)
+        average.update(step)
         now = min(decay, (1 + step) / (10 + step))
         for name, value in state.items():
             if expected is None or not value.is_floating_point():
@@ -343,7 +343,7 @@ def test_the_average_forgets_the_start_weights_at_once():
     model = small_model()
     average = EMA(model, 0.999)
     _, state = next(walk(model, 1))
-    average.update(model, 0)
+    average.update(0)
     for name, value in average.module.state_dict().items():
         torch.testing.assert_close(value, state[name], rtol=0, atol=0)
 
@@ -352,7 +352,7 @@ def test_the_average_leaves_the_model_alone():
     model = small_model()
     average = EMA(model, 0.9)
     for step, state in walk(model, 3):
-        average.update(model, step)
+        average.update(step)
         assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(
         a.data_ptr() != b.data_ptr() for a, b in zip(average.module.parameters(), model.parameters(), strict=True)
@@ -363,12 +363,12 @@ def test_an_average_goes_on_from_its_saved_state():
     first, again = small_model(), small_model()
     whole, half = EMA(first, 0.9), EMA(again, 0.9)
     for step, _ in walk(first, 8):
-        whole.update(first, step)
+        whole.update(step)
     for step, _ in walk(again, 8):
         if step == 5:
             saved = {name: value.clone() for name, value in half.module.state_dict().items()}
-            half = EMA(small_model(), 0.9)
+            half = EMA(again, 0.9)
             half.module.load_state_dict(saved)
-        half.update(again, step)
+        half.update(step)
     for a, b in zip(whole.module.state_dict().values(), half.module.state_dict().values(), strict=True):
         assert torch.equal(a, b)

@@ -283,7 +283,7 @@ def test_flips_alternate_from_one_epoch_to_the_next(trained, monkeypatch):
 def test_the_average_counts_the_steps_of_the_whole_run(trained, monkeypatch):
     counted = []
     update = loop.EMA.update
-    monkeypatch.setattr(loop.EMA, "update", lambda self, model, n: counted.append(n) or update(self, model, n))
+    monkeypatch.setattr(loop.EMA, "update", lambda self, n: counted.append(n) or update(self, n))
     trained(tiny_recipe(epochs=2, optim={"ema": 0.9}), tiny_set())
     assert counted == list(range(2 * STEPS))
 
@@ -669,6 +669,40 @@ def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, monkeypatc
     rates.clear()
     trained(recipe, tiny_set(), name="resumed", on_step=clock.tick, resume=True)
     assert rates[:3] == pytest.approx([1 - 5 / 11, 1 - 5 / 10, 1 - 6 / 10], abs=1e-3)  # on without a jump
+
+
+def test_a_second_image_size_compiles_outside_the_schedule_too(trained, monkeypatch):
+    clock, sides, rates = Clock(), [], []
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(
+        loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
+    )
+    monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
+
+    def slow_first(state, loss):
+        clock.now += 5 if sides.count(sides[-1]) == 1 else 1
+
+    recipe = tiny_recipe(
+        epochs=1000,
+        time_limit="28s",
+        augment={"shrink": 0.5, "shrink_until": 0.5},
+        optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0},
+    )
+    results = trained(recipe, tiny_set(), on_step=slow_first).results
+    assert (results["train_seconds"], results["compile_seconds"]) == (28, 10) and sides == [4] * 13 + [8] * 7
+    expected = [1, *(1 - step / 23 for step in range(13)), *(1 - step / 18 for step in range(12, 18))]
+    assert rates == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):
+    def fail(state, loss):
+        sides.append(model.image_size)
+        raise FloatingPointError("the loss is nan")
+
+    recipe, model, sides = tiny_recipe(augment={"shrink": 0.5}), tiny_vit(), []
+    with pytest.raises(FloatingPointError):
+        fit(recipe, tiny_set(), model=model, out=tmp_path / "run", on_step=fail, pictures=False)
+    assert sides == [(4, 4)] and model.image_size == (8, 8)
 
 
 def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, monkeypatch):
@@ -1454,8 +1488,8 @@ def test_results_have_their_keys(finished):
     results = json.loads((run.folder / "results.json").read_text())
     assert results == run.results
     assert set(results) >= {
-        "params", "epochs", "passes", "precision", "train_seconds", "images_per_second", "best_epoch",
-        "val", "test", "seed", "peak_memory",
+        "params", "epochs", "passes", "precision", "train_seconds", "compile_seconds", "images_per_second",
+        "best_epoch", "val", "test", "seed", "peak_memory",
     }  # fmt: skip
     names = {f"{name}_{average}" for name in ("precision", "recall", "f1") for average in ("macro", "micro")}
     for split in ("val", "test"):

@@ -11,7 +11,7 @@ HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) over the last dimension, times a learned factor, computed in the type of x."""
+    """x / rms(x) over the last dimension, times a learned factor; under autocast a CPU computes it in the type of x."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

@@ -4,20 +4,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitreous.files import replace_file
 
-FORMAT = 3  # raised where other things are kept, or mean something else: a run must not go on with other numbers
+FORMAT = 4  # raised where other things are kept, or mean something else: a run must not go on with other numbers
+CPU = torch.device("cpu")
 
 
-def random_state() -> dict[str, Any]:
-    """Of torch's generators in this process."""
-    states = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-    return states | {"mps": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else states
+def random_state(device: torch.device = CPU) -> dict[str, Tensor]:
+    """Of torch's generators in this process that computes on `device`: those of other GPUs would start up there."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type == "mps":
+        states["mps"] = torch.mps.get_rng_state()
+    return states
 
 
-def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Any]] | None = None) -> None:
-    """Write tensors and plain values. random: `random_state` of each process, unless given of this one alone."""
+def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Tensor]] | None = None) -> None:
+    """Write tensors and plain values. random: `random_state` of each process, unless given of this one, on a CPU."""
     content = content | {"format": FORMAT, "random": random or [random_state()]}
     replace_file(path, lambda part: torch.save(content, part))
 
@@ -40,8 +46,8 @@ def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str
         return content
     random = states[rank]
     torch.set_rng_state(random["cpu"])
-    if device.type == "cuda" and len(random["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(random["cuda"])
+    if device.type == "cuda" and "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], device)
     if device.type == "mps" and "mps" in random:
         torch.mps.set_rng_state(random["mps"])
     return content

@@ -285,24 +285,27 @@ class Job:
         return split_logits(model, batches, self.preprocess, self.precision, rows, features=True)
 
     def _loop(self, hooks: Hooks, recipe: Recipe) -> bool:
-        return train_loop(
-            model=self.model,
-            average=self.average,
-            optimizers=self.optimizers,
-            scaler=self.scaler,
-            train=self.train_batches,
-            val=self.val_batches,
-            recipe=recipe,
-            preprocess=self.preprocess,
-            precision=self.precision,
-            engine=self.engine,
-            state=self.state,
-            hooks=hooks,
-        )
+        try:
+            return train_loop(
+                model=self.model,
+                average=self.average,
+                optimizers=self.optimizers,
+                scaler=self.scaler,
+                train=self.train_batches,
+                val=self.val_batches,
+                recipe=recipe,
+                preprocess=self.preprocess,
+                precision=self.precision,
+                engine=self.engine,
+                state=self.state,
+                hooks=hooks,
+            )
+        finally:  # however it ends: the model may be the caller's
+            self.engine.unwrap(self.model).read_size(recipe.model.image_size)
 
     def save(self) -> None:
         """Write the checkpoint."""
-        random = self.engine.from_all(random_state())
+        random = self.engine.from_all(random_state(self.engine.device))
         if self.engine.main:
             content = {
                 "recipe": self.recipe.model_dump(mode="json"),

@@ -44,7 +44,7 @@ class State:
     total_seconds: float = 0.0
     """Of the passes: training steps, validation, checkpoints and hooks."""
     compile_seconds: float = 0.0
-    """Part of `total_seconds`: first steps, which compiled; little is learnt in them."""
+    """Part of both: the first step of each image size, where it compiled; little is learnt in it."""
     val_seconds: float = 0.0
     """The longest validation."""
     best_epoch: int = 0
@@ -128,7 +128,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    cold = call is not model  # so that the first step compiles
+    warm: set[tuple[int, ...]] = set()  # image sizes that are compiled, each by its first step
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
@@ -147,7 +147,8 @@ def train_loop(
             progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
-            bare.read_size(tuple(images.shape[2:]))
+            side = tuple(images.shape[2:])
+            bare.read_size(side)
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
             totals += sums
@@ -158,18 +159,20 @@ def train_loop(
                     "are scaled: start again, into another --out, with lower rates or precision=float32"
                 )
             if average is not None:
-                average.update(bare, done)
+                average.update(done)
 
             state.step += 1
             state.images += size
             state.seen += size
             hooks.on_step(state, sums[0] / len(images))
             now = time.monotonic()
+            before = spent
             stop, unsaved, unsaid, spent = engine.max(
                 hooks.stop_requested(), now - last_save, now - last_report, now - begun
             )
-            if cold:
-                state.compile_seconds, cold = compiling + spent - state.total_seconds, False
+            if call is not model and side not in warm:
+                state.compile_seconds += spent - before
+                warm.add(side)
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits until the device has done this step
@@ -183,7 +186,6 @@ def train_loop(
                 hooks.save()
                 last_save = started = time.monotonic()
                 if stop:
-                    bare.read_size(recipe.model.image_size)
                     return False
             if last:
                 break

@@ -173,22 +173,23 @@ class EMA:
     """Exponential moving average of weights and buffers; its decay starts low, (1 + t) / (10 + t), and ends at `decay`.
 
     A full decay from the start would keep the random start weights in the average of a short run for long. `module` is
-    the averaged model.
+    the averaged model; `model` has to stay where it is, as its tensors are followed.
     """
 
     def __init__(self, model: nn.Module, decay: float):
         self.module, self.decay = copy.deepcopy(model), decay
+        averaged, followed = ([*part.parameters(), *part.buffers()] for part in (self.module, model))
+        pairs = list(zip(averaged, followed, strict=True))
+        self.real = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.whole = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Take the weights after step `step`, counted from 0 over the whole run."""
         decay = min(self.decay, (1 + step) / (10 + step)) if step else 0.0
-        averaged = [*self.module.parameters(), *self.module.buffers()]
-        pairs = list(zip(averaged, [*model.parameters(), *model.buffers()], strict=True))
-        real = [pair for pair in pairs if pair[0].is_floating_point()]
-        torch._foreach_lerp_([a for a, _ in real], [b for _, b in real], 1 - decay)
-        for whole, now in (pair for pair in pairs if not pair[0].is_floating_point()):
-            whole.copy_(now)
+        torch._foreach_lerp_([a for a, _ in self.real], [b for _, b in self.real], 1 - decay)
+        for averaged, now in self.whole:
+            averaged.copy_(now)
 
 
 def _cosine(start: float, end: float, done: float) -> float:

@@ -56,6 +56,7 @@ def finish(job: Job) -> dict[str, Any]:
         "seed": job.recipe.seed,
         "precision": job.precision,
         "train_seconds": state.total_seconds,
+        "compile_seconds": state.compile_seconds,
         "images_per_second": state.history[-1]["images_per_second"],
         "start": job.start.facts if job.start else {"weights": None} if job.given else None,
         "peak_memory": peak_memory(job.engine.device),
