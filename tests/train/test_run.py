@@ -764,14 +764,27 @@ def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, m
     assert len(saved) == 3  # after the third of nine steps, the sixth and the last
 
 
-def test_what_is_kept_the_checkpoint_knows(trained, tmp_path):
+@pytest.mark.parametrize("written", [False, True])
+def test_what_is_kept_is_written_with_the_checkpoint_that_knows_it(trained, tmp_path, monkeypatch, written):
     def crash(state, _):
         if state.epoch == 1:
             raise MemoryError
 
+    if written:
+        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
     with pytest.raises(MemoryError):
         trained(tiny_recipe(), tiny_set(), on_step=crash)
-    assert (tmp_path / "run" / "model").exists() and checkpoint_of(tmp_path / "run")["state"]["best_epoch"] == 1
+    assert (tmp_path / "run" / "model").exists() is written
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() is written
+    assert not written or checkpoint_of(tmp_path / "run")["state"]["best_epoch"] == 1
+
+
+def test_epochs_shorter_than_a_minute_are_written_once(trained, monkeypatch):
+    written, keep = [], job_module.Job.keep
+    monkeypatch.setattr(job_module.Job, "keep", lambda self, model: written.append(1) or keep(self, model))
+    run = trained(tiny_recipe(epochs=4, optim={"learning_rate": 0.01}), tiny_set())
+    tops = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
+    assert sum(tops[i] > max(tops[:i], default=(0, 0)) for i in range(4)) > 1 and len(written) == 1
 
 
 def test_time_that_is_not_needed_changes_nothing(trained, everything, monkeypatch):

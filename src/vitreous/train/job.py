@@ -1,5 +1,6 @@
 """A run under way: made from a recipe and its data, trained, saved, gone back to."""
 
+import copy
 import json
 import logging
 import time
@@ -86,6 +87,7 @@ class Job:
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
         self.state = State()
         self.head: Head | None = None  # of a probe
+        self.kept: ViT | None = None  # the weights to be the run's model, until they are written
 
     def _load_images(self) -> None:
         """Decode and place the training and validation images. The test images are left alone until the end."""
@@ -211,7 +213,9 @@ class Job:
                 if on_epoch is not None:
                     on_epoch(row)
 
-            hooks = Hooks(report=display.step, on_epoch=epoch_done, save=self.save, keep=self.keep, stop_requested=stop)
+            hooks = Hooks(
+                report=display.step, on_epoch=epoch_done, keep=self.remember, save=self.save, stop_requested=stop
+            )
             if on_step is not None:
                 hooks.on_step = on_step
             done = self._loop(hooks, recipe)
@@ -303,8 +307,16 @@ class Job:
         finally:  # however it ends: the model may be the caller's
             self.engine.unwrap(self.model).read_size(recipe.model.image_size)
 
+    def remember(self, model: nn.Module) -> None:
+        """Take a copy of these weights, to be the run's model with the next `save`, as writing takes its time."""
+        if self.engine.main:
+            self.kept = copy.deepcopy(model)
+
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint, after the weights that it knows to be kept."""
+        if self.kept is not None:
+            self.keep(self.kept)
+            self.kept = None
         random = self.engine.from_all(random_state(self.engine.device))
         if self.engine.main:
             content = {
@@ -337,6 +349,6 @@ class Job:
         self.state = State(**content["state"])
 
     def keep(self, model: nn.Module) -> None:
-        """Make these weights the run's model."""
+        """Write these weights as the run's model."""
         if self.engine.main:
             Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")

@@ -68,10 +68,11 @@ class Hooks:
     the pass so far."""
     on_epoch: Callable[[dict[str, float]], None] = lambda row: None
     """After each pass: its row of `metrics.csv`."""
-    save: Callable[[], None] = lambda: None
-    """Write a checkpoint. Called by all processes after the same step, as are `keep` and `on_epoch`."""
     keep: Callable[[nn.Module], None] = lambda model: None
-    """Keep these weights as the run's model."""
+    """These weights are the run's model from now on: remember them as they are."""
+    save: Callable[[], None] = lambda: None
+    """Write a checkpoint, and with it the weights last kept. Called by all processes after the same step, as are `keep`
+    and `on_epoch`."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after each step; the loop saves and returns when true."""
 
@@ -213,24 +214,20 @@ def train_loop(
         state.epoch, state.step, state.images = state.epoch + 1, 0, 0
         totals.zero_()
         state.loss = state.hits = 0.0
-        best = state.best_epoch == state.epoch
-        if best:  # together, as a checkpoint must know of the weights that are kept
+        if state.best_epoch == state.epoch:
             hooks.keep(judged)
-            hooks.save()
-            last_save = time.monotonic()
         hooks.on_epoch(row)
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = bool(ending(state, recipe))
-        if ((stop or over) and not best) or unsaved > CHECKPOINT_SECONDS:
+        if over and val is None:
+            state.best_epoch = state.epoch
+            hooks.keep(judged)
+        if stop or over or unsaved > CHECKPOINT_SECONDS:
             hooks.save()
             last_save = time.monotonic()
         if stop and not over:
             return False
-
-    if val is None:
-        state.best_epoch = state.epoch
-        hooks.keep(judged)
     return True
 
 
