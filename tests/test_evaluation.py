@@ -89,7 +89,7 @@ def test_no_more_images_are_judged_at_once_than_memory_is_bounded_for(bundle, mo
     monkeypatch.setattr(
         type(bundle.model), "forward", lambda self, images: asked.append(len(images)) or forward(self, images)
     )
-    monkeypatch.setattr(evaluation, "images_at_once", lambda config: 5)
+    monkeypatch.setattr(evaluation, "eval_batch_size", lambda config: 5)
     judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
     assert asked == [5, 5, 2]
 

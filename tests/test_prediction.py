@@ -22,9 +22,9 @@ from vitreous.data.stores import BrokenImage
 from vitreous.model import ViTConfig
 from vitreous.prediction import (
     Prediction,
+    eval_batch_size,
     forward,
     image_files,
-    images_at_once,
     predict,
     read_image,
     split_logits,
@@ -284,8 +284,8 @@ def test_a_run_answers_in_the_precision_of_its_recipe(bundle, files, tmp_path, m
 
 def test_a_whole_split_goes_through_in_batches_of_bounded_size():
     small, large = ViTConfig(image_size=32, patch_size=4), ViTConfig(size="B/16", image_size=384)
-    assert images_at_once(small) == 256 and images_at_once(large) == 113
-    assert images_at_once(ViTConfig(image_size=2048, patch_size=4)) == 1
+    assert eval_batch_size(small) == 256 and eval_batch_size(large) == 113
+    assert eval_batch_size(ViTConfig(image_size=2048, patch_size=4)) == 1
 
 
 def test_a_model_left_in_training_mode_answers_as_in_evaluation(files):

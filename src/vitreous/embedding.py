@@ -12,7 +12,7 @@ from vitreous.data.images import ImageSet, groups_if_any
 from vitreous.data.loaders import Batches
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import replace_file
-from vitreous.prediction import Asked, forward, images_at_once, read_image, split_logits
+from vitreous.prediction import Asked, eval_batch_size, forward, read_image, split_logits
 from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
@@ -56,7 +56,7 @@ def embed_split(
     batches = Batches(
         data.splits[split],
         bundle.preprocess,
-        batch_size=images_at_once(bundle.model.config),
+        batch_size=eval_batch_size(bundle.model.config),
         device=where,
         memory_budget=options.resident_bytes,
         workers=options.workers,

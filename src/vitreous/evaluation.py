@@ -18,7 +18,7 @@ from vitreous.data.stores import ArrayImages, Images
 from vitreous.device import pick_device, pick_precision
 from vitreous.files import read_json, write_csv
 from vitreous.metrics import ClassFigures, calibration_error, class_figures, classification_metrics, reliability
-from vitreous.prediction import images_at_once, own_precision, split_logits
+from vitreous.prediction import eval_batch_size, own_precision, split_logits
 from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
@@ -69,7 +69,7 @@ def judge(
     batches = Batches(
         split,
         bundle.preprocess,
-        batch_size=images_at_once(bundle.model.config),
+        batch_size=eval_batch_size(bundle.model.config),
         device=device,
         memory_budget=options.resident_bytes,
         workers=options.workers,

@@ -131,7 +131,7 @@ def own_precision(run: Path | str | Bundle) -> str:
     return "auto" if asked == "float16" else asked
 
 
-def images_at_once(config: ViTConfig) -> int:
+def eval_batch_size(config: ViTConfig) -> int:
     """How many images go through a model in one pass where there are many: fewer of many tokens, to bound memory."""
     return max(min(AT_ONCE, TOKENS // config.tokens), 1)
 

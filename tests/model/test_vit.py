@@ -514,12 +514,12 @@ def test_a_model_reads_another_size_and_goes_back_unchanged(variant):
     images = images_for(model)
     before, weights = model(images), {name: value.clone() for name, value in model.state_dict().items()}
     (H, W), (P, Q) = model.config.image_size, model.config.patch_size
-    model.read_size((H + P, W - Q))
+    model.set_image_size((H + P, W - Q))
     other = torch.randn(2, model.config.channels, H + P, W - Q)
     assert model(other).shape == (2, 5) and model.grid == (H // P + 1, W // Q - 1)
     with pytest.raises(ValueError, match="this model reads"):
         model(images)
-    model.read_size((H, W))
+    model.set_image_size((H, W))
     assert torch.equal(model(images), before)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
@@ -529,7 +529,7 @@ def test_another_size_is_read_as_a_model_of_that_size_with_resampled_positions_d
     other = randomised(small(image_size=(12, 8), pool="mean", mlp_conv=True))
     weights = large.state_dict() | {"positions": resample_positions(large.positions.detach(), (3, 2))}
     other.load_state_dict(weights)
-    large.read_size((12, 8))
+    large.set_image_size((12, 8))
     images = torch.randn(2, 3, 12, 8)
     torch.testing.assert_close(large(images), other(images))
     large(images).sum().backward()
@@ -538,12 +538,12 @@ def test_another_size_is_read_as_a_model_of_that_size_with_resampled_positions_d
 
 def test_rotary_positions_of_another_size_are_resampled():
     model = small(positions="rope", registers=2)
-    model.read_size((16, 24))
+    model.set_image_size((16, 24))
     torch.testing.assert_close(model.rotary, rotary_table((4, 6), 8, 3, of=(2, 3)))
 
 
 def test_a_size_that_patches_do_not_fit_is_refused():
     model = small()
     with pytest.raises(ValueError, match="10 is not divisible by patch size 4"):
-        model.read_size((10, 12))
+        model.set_image_size((10, 12))
     assert model.image_size == (8, 12)

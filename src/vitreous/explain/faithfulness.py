@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.model import ViT
-from vitreous.prediction import images_at_once
+from vitreous.prediction import eval_batch_size
 
 STEPS = 24
 ORDERS = 4  # at random, over which `random_order` takes means
@@ -59,7 +59,7 @@ def faithfulness(
     counts = torch.linspace(0, rows * columns, min(STEPS, rows * columns) + 1, device=images.device).round()
     blurred = _blur(images, model.config.patch_size)
     deletion, insertion = [], []
-    at_once = max(1, images_at_once(model.config) // len(counts))
+    at_once = max(1, eval_batch_size(model.config) // len(counts))
     for part in torch.arange(len(images), device=images.device).split(at_once):
         important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
         pixels = important.view(len(part), -1, rows, columns).float()

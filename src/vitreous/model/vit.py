@@ -147,7 +147,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         self.frozen = 0  # blocks, see `freeze`
-        self.image_size = config.image_size  # see `read_size`
+        self.image_size = config.image_size  # see `set_image_size`
         self.patches = PATCH_EMBEDDINGS[config.patch_embedding](config)
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.dim)) if config.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, config.dim)) if config.registers else None
@@ -207,8 +207,8 @@ class ViT(nn.Module):
         (H, W), (P, Q) = self.image_size, self.config.patch_size
         return H // P, W // Q
 
-    def read_size(self, image_size: tuple[int, int]) -> None:
-        """Read images of this height and width from now on, with positions resampled; no weight changes.
+    def set_image_size(self, image_size: tuple[int, int]) -> None:
+        """Take images of this height and width from now on, with positions resampled; no weight changes.
 
         For a part of the training: what is saved is the model of `config.image_size`. Raises ValueError when patches do
         not fit. Source: Howard 2018, "progressive resizing"; Tan and Le 2021, arXiv 2104.00298.

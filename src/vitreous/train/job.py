@@ -29,7 +29,7 @@ from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
-from vitreous.train.loop import Hooks, State, augment_batch, ending, train_loop
+from vitreous.train.loop import Hooks, State, augment_batch, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
@@ -220,7 +220,7 @@ class Job:
                 hooks.on_step = on_step
             done = self._loop(hooks, recipe)
         if done and state.epoch < recipe.epochs:
-            say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {ending(state, recipe)}")
+            say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {stop_reason(state, recipe)}")
         return done
 
     def write_history(self) -> None:
@@ -305,7 +305,7 @@ class Job:
                 hooks=hooks,
             )
         finally:  # however it ends: the model may be the caller's
-            self.engine.unwrap(self.model).read_size(recipe.model.image_size)
+            self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
 
     def remember(self, model: nn.Module) -> None:
         """Take a copy of these weights, to be the run's model with the next `save`, as writing takes its time."""

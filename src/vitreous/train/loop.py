@@ -19,7 +19,7 @@ from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
-from vitreous.train.optim import EMA, rate_factor, set_rates, update
+from vitreous.train.optim import EMA, optimizer_step, rate_factor, set_rates
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
 
 CHECKPOINT_SECONDS = 60
@@ -33,9 +33,10 @@ class State:
     epoch: int = 0
     """Passes completed."""
     step: int = 0
-    """Steps done of the pass under way, with their `loss` (sum over images), `hits` and `images`, of all processes."""
+    """Steps done of the pass under way; over the images of all processes in them, the sum of the `loss`, the number of
+    `correct` answers, and that of `images`."""
     loss: float = 0.0
-    hits: float = 0.0
+    correct: float = 0.0
     images: int = 0
     seen: int = 0
     """Images over the whole run."""
@@ -125,7 +126,7 @@ def train_loop(
     weights = None
     if recipe.data.balance == "weights":
         weights = class_weights(train.labels, recipe.model.num_classes).to(engine.device)
-    so_far = [state.loss, state.hits] if engine.main else [0.0, 0.0]
+    so_far = [state.loss, state.correct] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
@@ -134,7 +135,7 @@ def train_loop(
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
 
-    while not ending(state, recipe):
+    while not stop_reason(state, recipe):
         model.train()
         started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
@@ -149,12 +150,12 @@ def train_loop(
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             images = preprocess.normalise(images)
             side = tuple(images.shape[2:])
-            bare.read_size(side)
+            bare.set_image_size(side)
 
             sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
             totals += sums
             set_rates(optimizers, rate_factor(optim, progress * total, total))
-            if not update(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
+            if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
                 raise FloatingPointError(
                     f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
                     "are scaled: start again, into another --out, with lower rates or precision=float32"
@@ -183,7 +184,7 @@ def train_loop(
                 hooks.report(state, loss, top1)
             if save:
                 _add_time(state, started, begun)
-                state.loss, state.hits = whole.tolist()
+                state.loss, state.correct = whole.tolist()
                 hooks.save()
                 last_save = started = time.monotonic()
                 if stop:
@@ -198,7 +199,7 @@ def train_loop(
             "train_top1": top1,
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
-        bare.read_size(recipe.model.image_size)
+        bare.set_image_size(recipe.model.image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row |= engine.from_main(partial(watched, logits, val.labels, "val"))
@@ -213,13 +214,13 @@ def train_loop(
         state.history.append(row)
         state.epoch, state.step, state.images = state.epoch + 1, 0, 0
         totals.zero_()
-        state.loss = state.hits = 0.0
+        state.loss = state.correct = 0.0
         if state.best_epoch == state.epoch:
             hooks.keep(judged)
         hooks.on_epoch(row)
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
-        over = bool(ending(state, recipe))
+        over = bool(stop_reason(state, recipe))
         if over and val is None:
             state.best_epoch = state.epoch
             hooks.keep(judged)
@@ -261,7 +262,7 @@ def forward_backward(
 
     call: the model, as it is or compiled. scaler: by whose scale they are multiplied. size: images in the batch, of all
     processes. weights: (K,), of the classes.
-    Returns (2,): the sum of the loss over these images, and of hits.
+    Returns (2,): the sum of the loss over these images, and of right answers.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
     kind = widest_float(images.device)
@@ -273,8 +274,8 @@ def forward_backward(
             loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
             engine.backward(scaler.scale(loss * (len(part) * engine.processes / size)))  # processes take their mean
         labels = target if target.ndim == 1 else target.argmax(dim=1)
-        hits = (logits.detach().argmax(dim=1) == labels).sum()
-        sums += torch.stack([loss.detach().to(kind) * len(part), hits.to(kind)])
+        correct = (logits.detach().argmax(dim=1) == labels).sum()
+        sums += torch.stack([loss.detach().to(kind) * len(part), correct.to(kind)])
     return sums
 
 
@@ -295,7 +296,7 @@ def _check_finite(loss: float, state: State) -> None:
         )
 
 
-def ending(state: State, recipe: Recipe) -> str:
+def stop_reason(state: State, recipe: Recipe) -> str:
     """Why training is over, in words; "" while it is not."""
     fruitless = state.epoch - state.best_epoch
     if state.epoch == recipe.epochs:

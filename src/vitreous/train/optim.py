@@ -149,7 +149,7 @@ def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
             group["lr"] = group["peak"] * factor
 
 
-def update(model: nn.Module, optimizers: list, scaler: torch.amp.GradScaler, clip: float | None) -> bool:
+def optimizer_step(model: nn.Module, optimizers: list, scaler: torch.amp.GradScaler, clip: float | None) -> bool:
     """Clip the gradients, of all weights together, take a step of every optimiser, and clear them.
 
     scaler: what float16's gradients were multiplied by; for others it is disabled. Where one has overflowed, no
