@@ -250,7 +250,7 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
     original = loop.augment_batch
 
     def spy(images, labels, changes, recipe, fill, progress):
-        seen.append((images, changes.numbers["map"][:, 1], progress))  # the sine of each image's angle
+        seen.append((images, changes.map[:, 1], progress))  # the sine of each image's angle
         return original(images, labels, changes, recipe, fill, progress)
 
     monkeypatch.setattr(loop, "augment_batch", spy)
@@ -268,7 +268,7 @@ def test_flips_alternate_from_one_epoch_to_the_next(trained, monkeypatch):
     original = loop.augment_batch
 
     def spy(images, labels, changes, *more):
-        seen.append((images.flatten(1), changes.numbers["map"][:, 0].sign()))
+        seen.append((images.flatten(1), changes.map[:, 0].sign()))
         return original(images, labels, changes, *more)
 
     monkeypatch.setattr(loop, "augment_batch", spy)

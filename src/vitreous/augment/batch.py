@@ -1,6 +1,6 @@
 """A batch is planned on the host and changed on its device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,17 +18,21 @@ ERASED_RATIO = (0.3, 1 / 0.3)
 
 
 class Changes(NamedTuple):
-    """What is done to each image of one batch, on the images' device."""
+    """What is done to each image of one batch, on the images' device; None where nothing is."""
 
-    numbers: dict[str, Tensor]
-    """Of the features that are on, each (B, width) float32: `map`, of `whole_map`; `color`, factors of brightness,
-    contrast and saturation; `own` and `cut`, of `_mixtures`."""
-    recolor: list[Recolor]
-    """RandAugment's colour operations, in their order."""
-    erased: tuple[Tensor, Tensor] | None
-    """The images that lose a box, (b,) int64, and these boxes, (b, 4), for `_inside`."""
     size: tuple[int, int]
     """(H, W) of the images that come out."""
+    map: Tensor | None = None
+    """(B, 6) float32, of `whole_map`."""
+    color: Tensor | None = None
+    """(B, 3) float32: factors of brightness, contrast and saturation."""
+    recolor: Sequence[Recolor] = ()
+    """RandAugment's colour operations, in their order."""
+    erased: tuple[Tensor, Tensor] | None = None
+    """The images that lose a box, (b,) int64, and these boxes, (b, 4), for `_inside`."""
+    own: Tensor | None = None
+    cut: Tensor | None = None
+    """Both of `_mixtures`, (B, 1) and (B, 4) float32."""
 
 
 def plan(
@@ -80,7 +84,7 @@ def plan(
         for i, part in enumerate(table.split(batch_size)):
             if begin + i * batch_size >= start:
                 own = dict(zip(numbers, part.split(widths, dim=1), strict=True))
-                yield Changes(own, recolors[i], erased[i], (H, W))
+                yield Changes((H, W), recolor=recolors[i], erased=erased[i], **own)
 
 
 def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> Tensor:
@@ -93,10 +97,10 @@ def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> 
     given, fill = images, fill.view(1, -1, 1, 1)
     if images.shape[2:] != changes.size and config.crop_scale is None:
         raise ValueError(f"images of {tuple(images.shape[2:])} px, planned for {changes.size}: crop_scale would resize")
-    if "map" in changes.numbers:
-        images = resample(images, changes.numbers["map"], config, fill, changes.size)
-    if "color" in changes.numbers:
-        images = _jitter(images, changes.numbers["color"])
+    if changes.map is not None:
+        images = resample(images, changes.map, config, fill, changes.size)
+    if changes.color is not None:
+        images = _jitter(images, changes.color)
     if changes.recolor:
         images = recolor(images, changes.recolor)
     if changes.erased is not None:
@@ -166,10 +170,9 @@ def mix(
     targets (B, num_classes) float32, whose rows sum to 1. While nothing is mixed, returns images and labels as they
     are.
     """
-    if "own" not in changes.numbers or progress >= config.mix_until:
+    if changes.own is None or progress >= config.mix_until:
         return images, labels
-    own, cut = changes.numbers["own"], changes.numbers["cut"]
-    own = own.view(-1, 1, 1, 1) * ~_inside(cut, images)  # (B, 1, H, W)
+    own = changes.own.view(-1, 1, 1, 1) * ~_inside(changes.cut, images)  # (B, 1, H, W)
     share = own.mean((1, 2, 3))[:, None]  # (B, 1): the same for mixup, the exact pixel count for cutmix
     one_hot = F.one_hot(labels, num_classes).float()
     return images.flip(0).lerp_(images, own), one_hot.flip(0).lerp(one_hot, share)
