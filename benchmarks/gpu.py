@@ -27,16 +27,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from measure import interleaved, machine, now
-from peers import SHAPES, config_of, timm_model
+from peers import SHAPES, Peer, config_of, timm_model
 from ship import ship
 from torch import Tensor, nn
 
 from vitreous.augment import draw, plan
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
-from vitreous.device import autocast, compiled, pick_device, pick_precision
+from vitreous.device import compiled, pick_device, pick_precision
 from vitreous.files import read_json, write_json
 from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
@@ -190,7 +189,6 @@ def time_models(
     device, precision, product = options.device, results["precision"], results["product_tflops"]
     forget_compiled(device)
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
-    labels = torch.randint(config.num_classes, (batch,), device=device)
     flops = summarise(config).flops
     forms = {"ours, compiled": True, "timm, compiled": True, "ours": False, "timm": False}
     forms |= {"ours, CUDA graphs": "reduce-overhead"}
@@ -206,15 +204,14 @@ def time_models(
             break
         try:
             model = (timm_model if "timm" in form else ViT)(config).to(device)
-            call = compiled(model, choice, device, 0)
-            train = functools.partial(train_step, call, make_adamw(model), images, labels, precision)
+            peer = Peer(model, compiled(model, choice, device, 0), images, config.num_classes)
+            train = functools.partial(peer.training, precision)
             row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": flops}
             start = now(device)
             train()
             row["first_step"] = now(device) - start
             row |= rates("training", interleaved({form: train}, device, *effort)[form], batch)
-            model.eval()
-            answer = functools.partial(infer, call, images, precision)
+            answer = functools.partial(peer.inference, precision)
             row |= rates("inference", interleaved({form: answer}, device, *effort)[form], batch)
         except Exception as error:  # what is not installed, or does not compile here, raises anything
             print(f"{name} {form} is left out: {type(error).__name__}: {first_line(error)}")
@@ -235,30 +232,6 @@ def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
         f"{kind}_images_per_second": batch / seconds["median"],
         f"{kind}_quartiles": [batch / seconds["high"], batch / seconds["low"]],
     }
-
-
-def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
-
-
-def train_step(
-    call: Callable[[Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-    images: Tensor,
-    labels: Tensor,
-    precision: str,
-) -> None:
-    with autocast(images.device, precision):
-        logits = call(images)
-    F.cross_entropy(logits.float(), labels).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-@torch.no_grad()
-def infer(call: Callable[[Tensor], Tensor], images: Tensor, precision: str) -> Tensor:
-    with autocast(images.device, precision):
-        return call(images)
 
 
 def forget_compiled(device: torch.device) -> None:

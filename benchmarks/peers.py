@@ -174,15 +174,12 @@ PEERS: dict[str, Callable[[Shape], nn.Module]] = {
 
 
 class Peer:
-    """A model with its optimiser, on its device."""
+    """A model on its device, with its optimiser and a batch (B, C, H, W) of noise. call: the model, or it compiled."""
 
-    def __init__(self, name: str, shape: Shape, device: torch.device, mode: str = "eager"):
-        torch.manual_seed(0)
-        self.model = PEERS[name](shape).to(device)
-        self.call = torch.compile(self.model) if mode == "compiled" else self.model
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
-        self.images = torch.randn(shape.batch, 3, shape.side, shape.side, device=device)
-        self.labels = torch.randint(CLASSES, (shape.batch,), device=device)
+    def __init__(self, model: nn.Module, call: Callable[[Tensor], Tensor], images: Tensor, classes: int):
+        self.model, self.call, self.images = model, call, images
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05, fused=True)
+        self.labels = torch.randint(classes, (len(images),), device=images.device)
 
     def logits(self, precision: str) -> Tensor:
         with autocast(self.images.device, precision):
@@ -209,7 +206,11 @@ def make(name: str, shape: Shape, device: str, modes: list[str]) -> int:
     """Make a peer in this process, once for each mode; returns the number of its parameters."""
     declare_torchvision_operators()
     chosen = pick_device(device) if name == OURS else torch.device(device)
-    here.update({mode: Peer(name, shape, chosen, mode) for mode in modes})
+    for mode in modes:
+        torch.manual_seed(0)
+        model = PEERS[name](shape).to(chosen)
+        images = torch.randn(shape.batch, 3, shape.side, shape.side, device=chosen)
+        here[mode] = Peer(model, torch.compile(model) if mode == "compiled" else model, images, CLASSES)
     return sum(weight.numel() for weight in here["eager"].model.parameters())
 
 
