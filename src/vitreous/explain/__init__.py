@@ -1,4 +1,4 @@
-"""See through a model: what an answer rests on, what the model itself is like, one image's way through it."""
+"""Explain a model: what a prediction rests on, what the model itself looks like, and one image's way through it."""
 
 from vitreous.explain.attention import OpenPass, open_pass, pool_weights, read_out
 from vitreous.explain.explanations import Explanation, evidence, explain

@@ -1,4 +1,4 @@
-"""A pass that keeps what the plain one throws away: attention weights, tokens and pooling, with their gradients."""
+"""A forward pass that keeps its intermediate results: attention weights, tokens and pooling, with their gradients."""
 
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -15,21 +15,21 @@ class OpenPass(NamedTuple):
     """What `open_pass` returns. Sequence N: class token if the head reads it, registers, patches by row."""
 
     tokens: list[Tensor]
-    """What enters each block, and what leaves the last: L + 1 times (B, N, D)."""
+    """The input of each block and the output of the last: L + 1 times (B, N, D)."""
     attention: list[Tensor]
     """Attention weights of each block, L times (B, h, N, N), each row summing to 1."""
     pool: Tensor
-    """The share with which the head reads each token, (B, R, N): R rows side by side, each summing to 1."""
+    """The pooling weights over tokens, (B, R, N): R rows side by side, each summing to 1."""
     logits: Tensor
     """(B, K)."""
 
 
 def open_pass(model: ViT, images: Tensor) -> OpenPass:
-    """Normalised images (B, C, H, W) through the model, with all that it computes on the way kept in the graph.
+    """Run normalised images (B, C, H, W) through the model, keeping all intermediate results in the graph.
 
-    Attention and pooling run as explicit products while this pass runs, and equal the fused ones up to rounding. The
-    plain pass knows nothing of it. Under `torch.no_grad` it is `ViT.trace` with the pooling weights; else every tensor
-    of it can be asked for gradients of the logits, also where the parameters are frozen.
+    Attention and pooling are computed as explicit products, equal to the fused ones up to rounding; plain forward
+    passes are not affected. Under `torch.no_grad` this is `ViT.trace` plus the pooling weights; otherwise gradients of
+    the logits can be taken with respect to every tensor returned, even where the parameters are frozen.
     """
     tokens: list[Tensor] = []
     attention: list[Tensor] = []
@@ -59,8 +59,8 @@ def open_pass(model: ViT, images: Tensor) -> OpenPass:
 def pool_weights(pool: Pool, x: Tensor) -> Tensor:
     """The weights of a `Pool` for tokens x (B, N, D): (B, R, N), so that pool(x) is their product with x.
 
-    The class token alone, all patches alike, both of these side by side (R = 2), or the patches as the learned score
-    weighs them.
+    The class token alone, all patches equally, both of these side by side (R = 2), or the patches weighted by the
+    learned score.
     """
     B, N, _ = x.shape
     if pool.kind == "attention":
@@ -73,9 +73,9 @@ def pool_weights(pool: Pool, x: Tensor) -> Tensor:
 
 
 def read_out(model: ViT, x: Tensor) -> Tensor:
-    """What final norm, pooling and head answer to the tokens of any depth: (B, N, D) -> logits (B, K).
+    """Apply final norm, pooling and head to the tokens of any depth: (B, N, D) -> logits (B, K).
 
-    For the tokens after the last block these are the model's logits; before it, the "logit lens"
-    (nostalgebraist 2020): what the model could already answer there.
+    For the tokens after the last block these are the model's logits; for earlier ones, the "logit lens" (nostalgebraist
+    2020): what the model could already answer there.
     """
     return model.head(model.pooled(x if model.config.norm_after_pool else model.norm(x)))

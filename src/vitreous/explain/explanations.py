@@ -31,28 +31,28 @@ from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle
 
 TOP = 5
-LONGEST = 200  # bytes of a file name, of the 255 that there may be
+LONGEST = 200  # bytes of a file name, which may have 255
 ATTENTION_BUDGET = 1 << 26  # attention weights that one batch may keep: 256 MiB
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One image's answer and what it rests on. Maps are (rows, columns) of patches, >= 0, and sum to 1 or are 0."""
+    """One image's prediction and what it rests on. Maps are (rows, columns) of patches, >= 0, and sum to 1 or are 0."""
 
     image: str
     pixels: np.ndarray
     """uint8 (C, H, W), as the model saw them."""
     classes: tuple[str, ...]
-    """The likeliest, most likely first."""
+    """The likeliest classes, in descending order."""
     probabilities: tuple[float, ...]
     target: str
-    """The class that is explained."""
+    """The class being explained."""
     against: str | None
-    """The class that it is explained against, when asked for."""
+    """The class it is contrasted with, if requested."""
     target_probability: float
     method: Method
     layer: int
-    """The block whose attention is in `attention`, from 1."""
+    """The block shown in `attention`, counted from 1."""
     head: int | None
     map: np.ndarray
     """(rows, columns), by `method`."""
@@ -61,12 +61,12 @@ class Explanation:
     attention: np.ndarray
     """(h, rows, columns): what the class token, or the pooled patches, attend to in block `layer`, head by head."""
     curves: Curves | None
-    """Deletion and insertion of this image, B = 1, when asked for."""
+    """Deletion and insertion of this image, B = 1, if requested."""
     random_curves: Curves | None
-    """The same for patches in random orders, the mean of several."""
+    """The same for random patch orders, averaged over several."""
 
     def to_json(self) -> dict[str, Any]:
-        """What is written beside the figure."""
+        """The content of the JSON file next to the figure."""
         said = ("image", "classes", "probabilities", "target", "target_probability", "against")
         content = {key: getattr(self, key) for key in (*said, "method", "layer", "head")}
         content |= {key: getattr(self, key).round(6).tolist() for key in ("map", "rollout", "attention")}
@@ -91,12 +91,12 @@ def explain(
     device: str = "auto",
     broken: list[BrokenImage] | None = None,
 ) -> Iterator[Explanation]:
-    """An Explanation of each image, in order, in batches as large as 256 MiB of attention weights allow; in float32.
+    """Explain each image, in order and in float32, in batches limited to 256 MiB of attention weights.
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
-    image, other than `against`). against: the name of a class: what speaks for the target rather than for it. layer and
-    head, from 1: as for `explanation_maps`; layer also says whose attention is shown. curves: measure deletion
-    and insertion. Raises ValueError for a method, class, layer or head that is not there.
+    image, other than `against`). against: the name of a class to contrast the target with. layer and head, counted from
+    1: as for `explanation_maps`; layer also selects the block whose attention is shown. curves: measure deletion and
+    insertion. Raises ValueError for an unknown method, class, layer or head.
     """
     where = pick_device(device)
     bundle = Bundle.of(run)
@@ -169,10 +169,10 @@ def _explain_batch(
 def evidence(
     bundle: Bundle, pixels: Tensor, target: Tensor, method: Method = DEFAULT, against: Tensor | None = None
 ) -> Tensor:
-    """How much each patch speaks for a class, for galleries: (B, rows, columns).
+    """How much each patch supports a class, for galleries: (B, rows, columns).
 
-    pixels: uint8 (B, C, H, W), on the model's device, of the model's size. target, against: (B,), as for
-    `explanation_maps`. The default method costs `methods.STEPS` passes forward and back an image.
+    pixels: uint8 (B, C, H, W), on the model's device, at the model's size. target, against: (B,), as for
+    `explanation_maps`. The default method takes `methods.STEPS` forward and backward passes per image.
     """
     maps = []
     for rows in torch.arange(len(pixels), device=pixels.device).split(explained_at_once(bundle.model.config)):
@@ -182,12 +182,12 @@ def evidence(
 
 
 def explained_at_once(config: ViTConfig) -> int:
-    """Images at a time, so that memory stays bounded at any size: 1 for ViT-B/16 at 384 pixels, 64 for small ones."""
+    """A batch size that bounds memory for any model: 1 for ViT-B/16 at 384 pixels, 64 for small models."""
     return max(1, min(64, ATTENTION_BUDGET // (config.depth * config.heads * config.tokens**2)))
 
 
 def class_index(name: str, class_names: Sequence[str]) -> int:
-    """Where a class is among the model's. Raises ValueError for one that is not there."""
+    """The index of a class, by name. Raises ValueError for an unknown or ambiguous name."""
     if class_names.count(name) > 1:
         count = class_names.count(name)
         raise ValueError(f"the model has {count} classes named '{name}', which a name cannot tell apart")
@@ -208,7 +208,7 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         pairs["insertion"] = (e.curves.insertion, e.random_curves.insertion)
         curves = {kind: [x.flatten().cpu().numpy() for x in (e.curves.shares, *pair)] for kind, pair in pairs.items()}
     heads = dict(enumerate(e.attention, start=1))
-    write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: by it the picture is known as ours
+    write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: it marks the picture as ours
     method = e.method.replace("_", " ")
     draw(
         e.pixels / 255,
@@ -226,9 +226,9 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
 
 
 def stems(names: Sequence[str], folder: Path) -> list[Path]:
-    """A file name without suffix for each image; images of one name get numbers: 1, 1-2, 1-3.
+    """A file name without suffix for each image; images with the same name are numbered: 1, 1-2, 1-3.
 
-    Raises ValueError for a picture or figures that lie there and are no explanation.
+    Raises ValueError where a picture or JSON file of that name exists and is not an explanation.
     """
     given: set[str] = set()
     result = []

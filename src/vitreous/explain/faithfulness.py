@@ -1,4 +1,4 @@
-"""Is a map right? Take away what it calls important, and see whether the answer falls (Petsiuk et al. 2018)."""
+"""Test a map: remove what it calls important, and see whether the class becomes less likely (Petsiuk et al. 2018)."""
 
 from typing import NamedTuple
 
@@ -10,21 +10,21 @@ from vitreous.model import ViT
 from vitreous.prediction import eval_batch_size
 
 STEPS = 24
-ORDERS = 4  # at random, over which `random_order` takes means
+ORDERS = 4  # random orders that `random_order` averages over
 
 
 class Curves(NamedTuple):
-    """The probability of a class while the patches of an image are taken away, or put in, by importance."""
+    """The probability of a class as patches of an image are removed, or inserted, in order of importance."""
 
     shares: Tensor
-    """(S + 1,): the share of patches taken away or put in, from 0 to 1."""
+    """(S + 1,): the share of patches removed or inserted, from 0 to 1."""
     deletion: Tensor
     """(B, S + 1): from the whole image to none of it, most important patches first. A good map makes it fall."""
     insertion: Tensor
     """(B, S + 1): from a blurred image to the whole one, most important patches first. A good map makes it rise."""
 
     def of(self, row: int) -> "Curves":
-        """Those of one image, B = 1."""
+        """The curves of one image, B = 1."""
         return Curves(self.shares, self.deletion[row : row + 1], self.insertion[row : row + 1])
 
     @property
@@ -44,11 +44,10 @@ def faithfulness(
 ) -> Curves:
     """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
 
-    target: (B,), whose probability is read (default: the likeliest class of each image); temperature: what logits are
-    divided by before. Deleted patches get normalised zero, which is the mean colour of the training images,
-    or what the starting weights took for it; insertion starts from the image blurred by a Gaussian as wide as a patch.
-    Patches of equal importance go in a random order, the same at every call. Source: Petsiuk et al. 2018 (RISE),
-    section 4.3.
+    target: (B,), the classes whose probability is measured (default: the likeliest of each image); temperature: divides
+    the logits. Deleted patches are set to normalised zero, the mean colour of the training images or the one that the
+    starting weights assume; insertion starts from the image blurred by a Gaussian as wide as a patch. Patches of equal
+    importance are taken in a random order, the same for every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
     """
     model.eval()
     rows, columns = model.config.grid
@@ -76,7 +75,7 @@ def faithfulness(
 
 
 def random_order(model: ViT, images: Tensor, target: Tensor | None = None, temperature: float = 1.0) -> Curves:
-    """The curves that a map which knows nothing would have: means over ORDERS, the same ones for every image.
+    """The curves of uninformative maps: means over ORDERS random ones, the same for every image.
 
     images, target, temperature: as for `faithfulness`.
     """
@@ -89,19 +88,19 @@ def random_order(model: ViT, images: Tensor, target: Tensor | None = None, tempe
 
 
 def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:
-    """Maps that know nothing, (count, rows, columns): what any method has to beat."""
+    """Random maps, (count, rows, columns): the baseline any method has to beat."""
     return torch.rand(count, *model.config.grid, generator=torch.Generator().manual_seed(seed))
 
 
 def _ranks(importance: Tensor) -> Tensor:
-    """Place of each patch by falling importance, 0 the first: (B, N) -> (B, N)."""
+    """Rank of each patch by descending importance, from 0: (B, N) -> (B, N)."""
     shuffled = torch.randperm(importance.shape[1], generator=torch.Generator().manual_seed(0)).to(importance.device)
     order = shuffled[importance[:, shuffled].argsort(dim=1, descending=True, stable=True)]
     return order.argsort(dim=1)
 
 
 def _blur(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """A Gaussian as wide as a patch in each direction, the border repeated: (B, C, H, W) -> (B, C, H, W)."""
+    """Blur with a Gaussian as wide as a patch in each direction, replicating borders: (B, C, H, W) -> (B, C, H, W)."""
     P, Q = patch_size
     rows, columns = ((-0.5 * (torch.arange(-2 * s, 2 * s + 1) / s) ** 2).exp() for s in (P, Q))
     kernel = torch.outer(rows, columns)

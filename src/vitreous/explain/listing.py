@@ -1,4 +1,4 @@
-"""Code of ours as it is on disk now, as HTML."""
+"""Our own source code, as it is on disk now, as HTML."""
 
 import inspect
 import io
@@ -13,11 +13,11 @@ import numpy as np
 
 import vitreous
 
-OPEN = 12  # lines of code that are shown without a click
+OPEN = 12  # up to so many lines of code are shown without a click
 
 
 def code(thing: Callable | type) -> str:
-    """The lines that define a function or class of ours, with file and line."""
+    """The source of one of our functions or classes, with file and line."""
     lines, first = inspect.getsourcelines(thing)
     file = Path(inspect.getsourcefile(thing)).relative_to(Path(vitreous.__file__).parents[1])
     name = thing.__qualname__
@@ -28,7 +28,7 @@ def code(thing: Callable | type) -> str:
 
 def colored(text: str) -> str:
     """Python as HTML: keywords, comments and strings marked, everything else as it is."""
-    marks = []  # (start, end, tag), as places in the text
+    marks = []  # (start, end, tag), as offsets into the text
     starts = np.cumsum([0, *(len(line) for line in text.splitlines(keepends=True))])
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         tag = {tokenize.COMMENT: "i", tokenize.STRING: "u"}.get(token.type)

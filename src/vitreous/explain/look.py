@@ -1,4 +1,4 @@
-"""Look at the model itself: filters, positions, how far heads look, what becomes of the tokens: `vitreous look`.
+"""Inspect the model itself: filters, positions, attention distances, tokens by depth: `vitreous look`.
 
 The first three views are those of Figure 7 of Dosovitskiy et al. 2021.
 """
@@ -38,11 +38,11 @@ def look(
     count: int = IMAGES,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Draw a model into the folder `out`, one PNG a view, and return all figures, which are in `look.json` too.
+    """Draw a model into the folder `out`, one PNG per view, and return all figures, which are also in `look.json`.
 
-    data: images for the views that need some (default: the run's own); `count` of them are taken evenly from the test
-    images, or else from those for validation or training. Where the data is not known, these views are left out. What
-    was drawn there of another model goes; raises ValueError where other files of these names lie.
+    data: images for the views that need some (default: the run's own); `count` of them are drawn evenly from the test
+    images, or else from the validation or training images. If the data is unknown, these views are skipped. Earlier
+    drawings of another model are removed; raises ValueError if other files have these names.
     """
     from vitreous import plots
 
@@ -57,7 +57,7 @@ def look(
     positions = position_similarity(model).cpu().numpy()
     images = _images(bundle, run, data, count)
     figures = {"filter_variance": shares.round(6).tolist(), "positions": positions.round(4).tolist()}
-    write_json(record, figures)  # first, so that the pictures are known as ours
+    write_json(record, figures)  # first: it marks the pictures as ours
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
     plots.filters(components, shares, "what the patch embedding sees: principal components", pictures["filters"])
@@ -90,10 +90,10 @@ def look(
 
 
 def patch_filters(model: ViT) -> Tensor:
-    """What each channel of the patch embedding answers to, (D, C, P, Q).
+    """The pattern that each channel of the patch embedding responds to, (D, C, P, Q).
 
-    The weights themselves where it is linear. For a stem of convolutions, how its channels change with the pixels of
-    an image of the mean colour: the linear map that it is for faint patterns, as wide as its receptive field.
+    For a linear embedding, its weights. For a convolutional stem, the gradients of its channels at an image of the mean
+    colour: its linear approximation for faint patterns, as wide as its receptive field.
     """
     config = model.config
     P, Q = config.patch_size
@@ -112,7 +112,8 @@ def patch_filters(model: ViT) -> Tensor:
 
 
 def _stem_reach(model: ViT) -> tuple[int, int]:
-    """Pixels that a token of a stem sees above and left of its first one: one for each convolution, times its step."""
+    """Pixels that a stem's token sees above and left of its first one: one per convolution, times its step in
+    pixels."""
     reach, step = [0, 0], [1, 1]
     for layer in model.patches.layers:
         if isinstance(layer, torch.nn.Conv2d):
@@ -133,8 +134,8 @@ def filter_components(filters: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def position_similarity(model: ViT) -> Tensor:
     """Cosine similarity of the positions of any two patches, (rows, columns, rows, columns).
 
-    For rotary positions: by how much less than by its own place a query is met by an equal key elsewhere, when all its
-    pairs are of one length: the mean cosine of the angles between the two.
+    For rotary positions: how well a query matches an equal key at another position, relative to one at its own, if all
+    its pairs have the same length: the mean cosine of the angles between the two.
     """
     grid, prefix = model.config.grid, model.config.prefix
     if model.rotary is not None:
@@ -149,7 +150,7 @@ def position_similarity(model: ViT) -> Tensor:
 def attention_distance(model: ViT, seen: OpenPass) -> Tensor:
     """How far each head looks, in pixels: (B, L, h), the mean distance between patches, weighted by attention.
 
-    Only attention from patches to patches counts, scaled to sum to 1 for each.
+    Only attention between patches counts, rescaled to sum to 1 for each.
     """
     distances, prefix = _patch_distances(model), model.config.prefix
     means = []
@@ -160,13 +161,13 @@ def attention_distance(model: ViT, seen: OpenPass) -> Tensor:
 
 
 def uniform_distance(model: ViT) -> float:
-    """The attention distance, in pixels, of a head that weighs all patches alike."""
+    """The attention distance, in pixels, of a head that weighs all patches equally."""
     return _patch_distances(model).mean().item()
 
 
 @torch.no_grad()
 def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
-    """Cosine similarity between depths, 0 being the embedding, of what the head reads there: (B, L + 1, L + 1)."""
+    """Cosine similarity between depths (0: the embedding) of the head's input there: (B, L + 1, L + 1)."""
 
     def pooled(x: Tensor) -> Tensor:  # (B, N, D) -> (B, R, D)
         return model.norm(seen.pool @ x) if model.config.norm_after_pool else seen.pool @ model.norm(x)
@@ -178,9 +179,10 @@ def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
 
 @torch.no_grad()
 def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
-    """Lengths of the tokens at each depth, by kind: (tokens of all images, L + 1).
+    """Norms of the tokens at each depth, by kind: (tokens of all images, L + 1).
 
-    Patches much longer than the others hold no local information; registers take their place (Darcet et al. 2024).
+    Patch tokens much longer than the others hold no local information; registers take over that role (Darcet et al.
+    2024).
     """
     lengths = torch.stack([x.norm(dim=-1) for x in seen.tokens], dim=-1)  # (B, N, L + 1)
     first, prefix = int(model.config.class_token), model.config.prefix
@@ -189,7 +191,7 @@ def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
 
 
 def _spread(lengths: Tensor) -> np.ndarray:
-    """Shortest, median and longest at each depth: (n, L + 1) -> (L + 1, 3)."""
+    """Minimum, median and maximum at each depth: (n, L + 1) -> (L + 1, 3)."""
     return torch.stack([lengths.amin(0), lengths.median(0).values, lengths.amax(0)], dim=1).cpu().numpy()
 
 
@@ -205,7 +207,7 @@ def _patch_distances(model: ViT) -> Tensor:
 def _images(
     bundle: Bundle, run: Path | str | Bundle, data: ImageSet | Path | str | None, count: int
 ) -> np.ndarray | None:
-    """uint8 (n, C, H, W), evenly from one split; None where a run does not say what it was trained on."""
+    """uint8 (n, C, H, W), drawn evenly from one split; None if a run does not say what it was trained on."""
     own = data is None
     try:
         image_set = own_data(run, fetch=False) if own else data if isinstance(data, ImageSet) else load(data)

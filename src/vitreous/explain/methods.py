@@ -1,4 +1,4 @@
-"""Which patches an answer rests on: five ways to make a map of them."""
+"""Which patches a prediction rests on: five ways to map them."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -30,8 +30,8 @@ def explanation_maps(
 
     target: (B,), the classes to explain (default: the likeliest); `rollout` and `attention` are the same for all
     classes. layer, 1 to L: the block that `attention` and `grad_cam` look at (default: the last). head, 1 to h: for
-    `attention` (default: the mean of all). against: (B,), other classes: what speaks for the target rather than for
-    them, by the difference of both logits. A map of which nothing speaks for the class is zero everywhere.
+    `attention` (default: the mean of all). against: (B,), classes to contrast the targets with, through the difference
+    of the two logits. If nothing supports the class, its map is zero everywhere.
 
     The default won the deletion and insertion test on models of MNIST and digits, was level with two others on CIFAR-10
     and with one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md).
@@ -68,9 +68,9 @@ def patch_map(relevance: Tensor, config: ViTConfig) -> Tensor:
 
 
 def score_of(logits: Tensor, target: Tensor, against: Tensor | None = None) -> Tensor:
-    """The logits of the target classes, less those of other classes, over all images: (B, K), (B,), (B,) -> ().
+    """The sum over images of the target logits, minus those of other classes: (B, K), (B,), (B,) -> ().
 
-    Images do not see each other, so that each has its own gradient of the sum.
+    Images do not interact, so the gradient of the sum is each image's own.
     """
     score = logits.gather(1, target[:, None])
     return (score if against is None else score - logits.gather(1, against[:, None])).sum()
@@ -79,12 +79,13 @@ def score_of(logits: Tensor, target: Tensor, against: Tensor | None = None) -> T
 def integrated_gradients(
     model: ViT, images: Tensor, target: Tensor, steps: int = STEPS, against: Tensor | None = None
 ) -> Tensor:
-    """What each patch adds to the logit of a class, (B, rows, columns), beyond an image of normalised zero.
+    """What each patch adds to a class's logit, (B, rows, columns), relative to an image of normalised zero.
 
-    Gradients are averaged along the straight way from there to normalised images (B, C, H, W). Zero is the mean colour
-    of the training images, or what the weights that a run started from took for it. All patches together add up to the
-    logit's rise on this way, as exactly as `steps` midpoints give the integral: with models/cifar10, at the median of
-    100 test images, to 11% with 16 of them, 2% with 32 and 0.5% with 64. Source: Sundararajan et al. 2017, equation 3.
+    Gradients are averaged along the straight line from there to normalised images (B, C, H, W). Zero is the mean colour
+    of the training images, or the one that the run's starting weights assume. The patches add up to the logit's rise
+    along this line, up to the error of approximating the integral with `steps` midpoints: with models/cifar10, at the
+    median of 100 test images, 11% with 16 of them, 2% with 32 and 0.5% with 64. Source: Sundararajan et al. 2017,
+    equation 3.
     """
     mean_gradient = torch.zeros_like(images)
     with torch.enable_grad():
@@ -99,11 +100,11 @@ def integrated_gradients(
 def rollout(attention: Sequence[Tensor], row: Tensor) -> Tensor:
     """Attention rollout: how much of each input token flows into what the head reads.
 
-    attention: L times (B, h, N, N). row: (B, N), the share with which each token is read after the last block: for a
+    attention: L times (B, h, N, N). row: (B, N), the weight with which each token is read after the last block: for a
     class token 1 there and 0 elsewhere. Returns row (A_L + I)/2 ... (A_1 + I)/2, (B, N), which keeps the sum of row:
-    A_l is the mean of the heads, and I stands for the residual path. What else moves between places is not followed:
-    `mlp_conv` mixes neighbours in each block, `conv_stem` before the first, so that a map of such a model is blurred by
-    some patches. Source: Abnar & Zuidema 2020, section 3.
+    A_l is the mean over heads, and I stands for the residual path. Other mixing between positions is ignored:
+    `mlp_conv` mixes neighbours in each block, `conv_stem` before the first, so maps of such models are blurred by some
+    patches. Source: Abnar & Zuidema 2020, section 3.
     """
     for weights in reversed(attention):
         row = (row + through(row, weights.mean(dim=1))) / 2
@@ -111,12 +112,12 @@ def rollout(attention: Sequence[Tensor], row: Tensor) -> Tensor:
 
 
 def gradient_rollout(attention: Sequence[Tensor], gradients: Sequence[Tensor], row: Tensor) -> Tensor:
-    """Rollout along the attention that speaks for the class: row (E_L + I) ... (E_1 + I), (B, N).
+    """Rollout along the attention that supports the class: row (E_L + I) ... (E_1 + I), (B, N).
 
     E_l is the mean over heads of the positive part of weights times their gradients, both (B, h, N, N); each of its
-    rows is scaled to sum to 1. Without that, which the source leaves out, gradients spread over many patches by a
-    pooling of patches drown in the residual path. Source: Chefer et al. 2021, "Generic Attention-model
-    Explainability", equations 5 and 6.
+    rows is scaled to sum to 1. The source leaves this scaling out; without it, gradients that pooling spreads over many
+    patches drown in the residual path. Source: Chefer et al. 2021, "Generic Attention-model Explainability", equations
+    5 and 6.
     """
     for weights, gradient in zip(reversed(attention), reversed(gradients), strict=True):
         speaking = (weights * gradient).clamp(min=0).mean(dim=1)  # (B, N, N)
@@ -129,14 +130,14 @@ def grad_cam(tokens: Tensor, gradient: Tensor, prefix: int) -> Tensor:
     """Grad-CAM on tokens: the positive part of their sum over channels, weighted by the mean gradient, (B, N).
 
     tokens and gradient: (B, N, D). The mean is over the patches, which are the tokens from `prefix` on.
-    Source: Selvaraju et al. 2017, equations 1 and 2, with tokens for the activations.
+    Source: Selvaraju et al. 2017, equations 1 and 2, with tokens as the activations.
     """
     weights = gradient[:, prefix:].mean(dim=1, keepdim=True)  # (B, 1, D)
     return (tokens * weights).sum(dim=-1).clamp(min=0)
 
 
 def through(row: Tensor, matrix: Tensor) -> Tensor:
-    """A row of weights, one step down: (B, N) times (B, N, N)."""
+    """Propagate a row of weights down one step: (B, N) times (B, N, N)."""
     return (row[:, None] @ matrix).squeeze(1)
 
 
@@ -147,7 +148,7 @@ def to_share(maps: Tensor) -> Tensor:
 
 
 def check_choice(model: ViT, method: str, layer: int | None, head: int | None, contrast: bool = False) -> None:
-    """Raises ValueError for a method, layer or head that is not there, or a contrast of classes that it cannot make."""
+    """Raises ValueError for an unknown method, layer or head, or a contrast that the method cannot make."""
     if method not in METHODS:
         raise ValueError(f"unknown method '{method}': use {', '.join(METHODS)}")
     if contrast and method in CLASSLESS:

@@ -1,4 +1,4 @@
-"""One image's way through a model, as a page: every step with its shape, its equation and its code: `vitreous walk`."""
+"""A page that follows one image through a model, with the shape, equation and code of every step: `vitreous walk`."""
 
 from html import escape
 from pathlib import Path
@@ -51,8 +51,8 @@ POOLS = {
 def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html", device: str = "auto") -> Path:
     """Write the page of one image, a single file that needs no network, and return its path.
 
-    run and image: as for `predict`. The code on it is read from the source at that moment. Raises ValueError for an
-    image that cannot be read.
+    run and image: as for `predict`. The code shown is read from the source as the page is written. Raises ValueError
+    for an image that cannot be read.
     """
     where = pick_device(device)
     bundle = Bundle.of(run)
@@ -179,7 +179,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
 
 
 def _apart_from_paper(config: ViTConfig) -> list[str]:
-    """What the blocks do that the paper's equations do not have."""
+    """What the blocks do beyond the paper's equations."""
     parts = {
         "LN divides by the root mean square and subtracts nothing (RMSNorm)": config.norm == "rmsnorm",
         "<b>q</b> and <b>k</b> are normalised, head by head, before (6)": config.qk_norm,

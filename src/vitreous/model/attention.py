@@ -1,4 +1,4 @@
-"""Multi-head self-attention, in the form that is faster where it runs."""
+"""Multi-head self-attention, using whichever implementation is faster on the hardware."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) over the last dimension, times a learned factor; under autocast a CPU computes it in the type of x."""
+    """x / rms(x) over the last dimension, times a learned factor; under autocast on a CPU, computed in x's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
@@ -49,8 +49,8 @@ def products_are_faster(q: Tensor) -> bool:
         64, 4, 256, 64        139.1   211.8     123.8   56.5      153.7  264.1
         2, 12, 577, 64         54.4    55.2      61.6   30.0       77.5   81.9
 
-    Forward alone, and on one core, fused wins on AVX2 from 37 tokens on. Past 1,024 tokens the (N, N) weights cost too
-    much memory. GPUs have fused kernels for all of these.
+    For the forward pass alone, and on one core, fused wins on AVX2 from 37 tokens up. Past 1,024 tokens the (N, N)
+    weights take too much memory. GPUs have fused kernels for all of these.
     """
     most = 1024 if q.dtype == torch.bfloat16 else 128 if HAS_AVX512 else 32
     return q.device.type == "cpu" and q.shape[-2] <= most
@@ -75,7 +75,7 @@ class Attention(nn.Module):
         return self.proj(heads.transpose(1, 2).flatten(2))  # (B, N, D)
 
     def weights(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The weights that `forward` gives each token for these tokens: (B, N, D) -> (B, h, N, N)."""
+        """The attention weights that `forward` uses for these tokens: (B, N, D) -> (B, h, N, N)."""
         q, k, _ = self.split(x, rotary)
         return attention_weights(q, k)
 
@@ -86,4 +86,4 @@ class Attention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        return q.to(v.dtype), k.to(v.dtype), v  # under autocast a norm may answer in float32
+        return q.to(v.dtype), k.to(v.dtype), v  # under autocast a norm may return float32

@@ -1,4 +1,4 @@
-"""Image to tokens, (B, C, H, W) -> (B, N, D): the patch embedding E of equation 1, and an overlapping form of it."""
+"""Image to tokens, (B, C, H, W) -> (B, N, D): the patch embedding E of equation 1, and an overlapping variant."""
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,8 @@ class ConvPatches(nn.Module):
 class ConvStem(nn.Module):
     """3 x 3 convolutions, each followed by batch norm and GELU; the last ones have stride 2.
 
-    Its tokens overlap, and the same small filters pass over every place, which a linear map has to learn from data.
-    Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
+    Neighbouring tokens overlap, and the same small filters are applied everywhere, which a linear map has to learn from
+    data. Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
     """
 
     def __init__(self, config: ViTConfig):

@@ -1,4 +1,4 @@
-"""Where a patch stands: tables added to the tokens, or rotations of queries and keys."""
+"""Position encodings: tables added to the tokens, or rotations of queries and keys."""
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,8 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (prefix + rows * columns, head_dim / 2), that `rotate` applies to queries and keys.
 
-    Half of a head's pairs turn with the row, half with the column, at frequencies 100^(-i / pairs); the `prefix`
-    tokens before the patches are not turned. of: the grid whose places are resampled to `grid`, such as that of a
+    Half of a head's pairs rotate with the row, half with the column, at frequencies 100^(-i / pairs); the `prefix`
+    tokens before the patches are not rotated. of: the grid whose positions are resampled to `grid`, such as that of a
     larger image. Source: Su et al. 2021; on images Heo et al. 2024 ("axial").
     """
     pairs = head_dim // 4
@@ -44,7 +44,7 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i + d/2}) of x (B, h, N, d) by the angles of `rotary_table`."""
+    """Rotate each pair (x_i, x_{i + d/2}) of x (B, h, N, d) by the angles of `rotary_table`."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
@@ -62,7 +62,7 @@ def resample_positions(pos: Tensor, grid: tuple[int, int], old: tuple[int, int] 
         kind = f"a {rows} x {columns} grid" if old else "a square grid"
         raise ValueError(f"{N} positions are not {kind}: pass them without class token or registers")
     table = pos.view(1, rows, columns, D).permute(0, 3, 1, 2)
-    if pos.device.type == "mps":  # which has no gradient of this
+    if pos.device.type == "mps":  # has no gradient for this
         table = table.cpu()
     resized = F.interpolate(table, size=grid, mode="bicubic", antialias=True, align_corners=False)
     return resized.permute(0, 2, 3, 1).reshape(1, -1, D).to(pos.device)

@@ -24,12 +24,12 @@ class Row(NamedTuple):
     name: str
     """The module's name in `ViT`; `tokens` is equation 1 without its patch embedding."""
     level: int
-    """0: one of the parts that make up the model; 1: a part of the block above it."""
+    """0: a top-level part of the model; 1: a part of the block above it."""
     input_shape: Shape
     output_shape: Shape
     parameters: int
     flops: int
-    """2 for each multiply-add of a matrix product or a convolution; the rest is not counted."""
+    """2 per multiply-add in matrix products and convolutions; nothing else is counted."""
 
 
 class Summary(NamedTuple):
@@ -38,23 +38,23 @@ class Summary(NamedTuple):
     rows: list[Row]
     parameters: int
     flops: int
-    """Of one image's forward pass; the backward pass takes twice as many."""
+    """For one image's forward pass; the backward pass takes twice as many."""
     weight_bytes: int
     """The weights in float32."""
     training_bytes: int
-    """Weights, gradients and AdamW's two moments in float32: 16 bytes a parameter."""
+    """Weights, gradients and AdamW's two moments in float32: 16 bytes per parameter."""
     activation_bytes: int
-    """What one image keeps for the backward pass in float32, attention weights included. Fused attention
-    keeps about a quarter less, bfloat16 half."""
+    """What one image stores for the backward pass in float32, including attention weights. Fused attention stores about
+    a quarter less, bfloat16 half."""
 
 
 def summarise(config: ViTConfig) -> Summary:
-    """Shapes, parameters, FLOPs and memory of a model; its weights are never made, so H/14 takes a second."""
+    """Shapes, parameters, FLOPs and memory of a model; no weights are allocated, so H/14 takes a second."""
     with torch.device("meta"):
         model = ViT(config).eval()  # one image has no batch statistics
         for module in model.modules():
             if isinstance(module, nn.Dropout):
-                module.train()  # which keeps what it left out
+                module.train()  # so that its mask counts as an activation
         images = torch.empty(1, config.channels, *config.image_size)
     parts: dict[str, nn.Module] = {"patches": model.patches, "tokens": model.drop}  # their last step
     for i, block in enumerate(model.blocks):
@@ -126,12 +126,12 @@ def _run(model: ViT, images: Tensor) -> tuple[dict[str, int], int]:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            saved[storage._cdata] = storage  # held, so that no other storage gets its address
+            saved[storage._cdata] = storage  # kept alive, so that no other storage reuses its address
         return tensor
 
     with (
         FlopCounterMode(display=False) as counter,
-        sdpa_kernel(SDPBackend.MATH),  # the counter sees its two products; it knows few of the fused kernels
+        sdpa_kernel(SDPBackend.MATH),  # the counter sees its two products, but knows few fused kernels
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         model(images)

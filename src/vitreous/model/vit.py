@@ -1,6 +1,6 @@
 """The Vision Transformer: patches -> tokens -> blocks -> pool -> head.
 
-Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv 2010.11929; the equations are its own.
+Source: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv 2010.11929; equation numbers refer to it.
 B batch, C channels, H W pixels, N tokens, D width, h heads, d head width, K classes, L blocks.
 """
 
@@ -18,10 +18,10 @@ from vitreous.model.positions import resample_positions, rotary_table, sincos_1d
 
 
 class NeighbourConv(nn.Module):
-    """A 3 x 3 convolution over the grid of patches, each channel by itself: (B, N, width) -> (B, N, width).
+    """A depthwise 3 x 3 convolution over the grid of patches: (B, N, width) -> (B, N, width).
 
-    Class token and registers pass. It starts as the identity.
-    Source: Yuan et al. 2021 (CeiT), arXiv 2103.11816; Li et al. 2021 (LocalViT), arXiv 2104.05707.
+    Class token and registers pass through unchanged. Initialised to the identity. Source: Yuan et al. 2021 (CeiT),
+    arXiv 2103.11816; Li et al. 2021 (LocalViT), arXiv 2104.05707.
     """
 
     def __init__(self, config: ViTConfig, width: int):
@@ -55,7 +55,7 @@ class MLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al. 2016): in training, drop the branch for a share `rate` of the images."""
+    """Stochastic depth (Huang et al. 2016): in training, drop the branch of each image with probability `rate`."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -125,7 +125,7 @@ class Pool(nn.Module):
 
 
 class Trace(NamedTuple):
-    """One pass, looked into: what `ViT.trace` returns."""
+    """A forward pass with its intermediate results: what `ViT.trace` returns."""
 
     blocks: list[Tensor]
     """Output of each block, L times (B, N, D)."""
@@ -138,9 +138,9 @@ class Trace(NamedTuple):
 class ViT(nn.Module):
     """A Vision Transformer: images (B, C, H, W), normalised -> logits (B, K).
 
-    The sequence is [class token if the head reads it, registers, patches by row]. Started as the paper's code starts it
-    (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding
-    LeCun normal, block matrices Xavier uniform, biases 0, head 0.
+    The sequence is [class token if the head reads it, registers, patches by row]. Initialised as in the paper's code
+    (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding LeCun
+    normal, block matrices Xavier uniform, biases 0, head 0.
     """
 
     def __init__(self, config: ViTConfig):
@@ -171,14 +171,14 @@ class ViT(nn.Module):
         return x if self.config.norm_after_pool else self.norm(x)
 
     def pooled(self, features: Tensor) -> Tensor:
-        """What the head reads of the tokens of `forward_features`: (B, N, D) -> (B, pooled_dim)."""
+        """The head's input, pooled from the tokens of `forward_features`: (B, N, D) -> (B, pooled_dim)."""
         x = self.pool(features)
         return self.norm(x) if self.config.norm_after_pool else x
 
     def embed(self, images: Tensor) -> Tensor:
         """Equation 1: z0 = [x_class; x_1 E; ...; x_N E] + E_pos. (B, C, H, W) -> (B, N, D)."""
         self._check_images(images)
-        x = self.patches(images).to(self.norm.weight.dtype)  # under autocast too, the residuals keep full precision
+        x = self.patches(images).to(self.norm.weight.dtype)  # residuals stay in full precision under autocast, too
         placed = self.config.placed_prefix
         if self.positions is not None:
             grid = self.positions[:, placed:]
@@ -203,14 +203,14 @@ class ViT(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches in the images that are read now."""
+        """Rows and columns of patches at the current image size."""
         (H, W), (P, Q) = self.image_size, self.config.patch_size
         return H // P, W // Q
 
     def set_image_size(self, image_size: tuple[int, int]) -> None:
-        """Take images of this height and width from now on, with positions resampled; no weight changes.
+        """Accept images of this height and width from now on, with positions resampled; weights do not change.
 
-        For a part of the training: what is saved is the model of `config.image_size`. Raises ValueError when patches do
+        Meant for part of training: what is saved is the model at `config.image_size`. Raises ValueError when patches do
         not fit. Source: Howard 2018, "progressive resizing"; Tan and Le 2021, arXiv 2104.00298.
         """
         if image_size == self.image_size:
@@ -225,7 +225,7 @@ class ViT(nn.Module):
 
     @torch.no_grad()
     def trace(self, images: Tensor) -> Trace:
-        """The same pass with each block's output and attention weights kept; the plain pass pays nothing for it."""
+        """A forward pass that keeps each block's output and attention weights, at no cost to `forward`."""
         x = self.embed(images)
         blocks, attention = [], []
         for block in self.blocks:
@@ -236,7 +236,7 @@ class ViT(nn.Module):
         return Trace(blocks, attention, self.head(self.pooled(x)))
 
     def reset_head(self, num_classes: int) -> None:
-        """Replace the head by a fresh one of `num_classes` outputs, which answers 0 for all of them."""
+        """Replace the head with a new one for `num_classes` classes, whose logits are all 0."""
         config = self.config.changed(num_classes=num_classes)
         like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
         self.config = config
@@ -251,10 +251,10 @@ class ViT(nn.Module):
             self.head = last
 
     def freeze(self, blocks: int) -> None:
-        """Keep the embedding and the first `blocks` blocks as they are, without dropout or new batch statistics.
+        """Freeze the embedding and the first `blocks` blocks, including their dropout and batch statistics.
 
-        0 freezes nothing, the embedding neither. What was frozen before learns again. Raises ValueError for more
-        blocks than there are.
+        0 freezes nothing, not even the embedding. Parts frozen earlier are unfrozen. Raises ValueError for more blocks
+        than there are.
         """
         if blocks > len(self.blocks):
             raise ValueError(f"cannot freeze {blocks} blocks of a model of {len(self.blocks)}: use {len(self.blocks)}")
@@ -267,7 +267,7 @@ class ViT(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> "ViT":
-        """As of every module, but what is frozen stays in evaluation mode."""
+        """Like `nn.Module.train`, but frozen parts stay in evaluation mode."""
         super().train(mode)
         if self.frozen:
             for module in (self.patches, self.drop, *self.blocks[: self.frozen]):
@@ -275,7 +275,7 @@ class ViT(nn.Module):
         return self
 
     def _make_positions(self) -> None:
-        """`positions`, a row for each token that has one, in their order, (1, <= N, D) or None; or rotary tables."""
+        """Set `positions`, a row per token that has one, in token order, (1, <= N, D), or None; or rotary tables."""
         config = self.config
         if config.positions == "rope":
             self.positions = None
@@ -325,8 +325,8 @@ class ViT(nn.Module):
 
 
 def _lecun_normal(module: nn.Linear | nn.Conv2d) -> None:
-    """Normal, cut at two standard deviations, of variance 1 / fan in; bias 0."""
-    std = module.weight[0].numel() ** -0.5 / 0.87962566  # what the cut leaves of a standard deviation of 1
+    """Normal truncated at two standard deviations, with variance 1 / fan in; bias 0."""
+    std = module.weight[0].numel() ** -0.5 / 0.87962566  # std of a unit normal truncated at 2
     nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
     if module.bias is not None:
         nn.init.zeros_(module.bias)
