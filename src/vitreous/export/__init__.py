@@ -1,4 +1,4 @@
-"""Trained models for elsewhere: as graphs, in the layouts of other libraries, and on the Hub."""
+"""Export trained models: as graphs, in the layouts of other libraries, and to the Hub."""
 
 from vitreous.export.deploy import FORMATS, export_run
 

@@ -1,10 +1,10 @@
-"""A model in the layouts of other libraries: timm's and Hugging Face's ViT, with the configs beside the weights.
+"""Export a model in the layouts of other libraries: timm's and Hugging Face's ViT, with their configs.
 
-The weights go through the inverse of the maps that read such files. What a layout words differently is reworded,
-the function being the same: fixed positions as learned ones, a linear map of patches as a convolution, absent biases
-as zeros, positions of registers within the registers. What it cannot say is refused by its name.
+The weights go through the inverse of the maps that read such files. What a layout expresses differently is converted
+without changing the function: fixed positions become learned ones, a linear map of patches a convolution, absent biases
+zeros, and positions of registers part of the registers. What it cannot express is refused by name.
 
-Each `write_*` returns the function of what lies on the disk, read back by those maps: uint8 (B, C, H, W) -> (B, K).
+Each `write_*` returns the function of the files on disk, read back by those maps: uint8 (B, C, H, W) -> (B, K).
 """
 
 import math
@@ -24,7 +24,7 @@ from vitreous.weights.load import PREPROCESSING
 from vitreous.weights.maps import Weights
 
 TIMM_EPSILON = 1e-6
-TIMM_BASE = "vit_base_patch16_224"  # whose every argument is given
+TIMM_BASE = "vit_base_patch16_224"  # all its arguments are given
 
 
 def write_timm(bundle: Bundle, folder: Path) -> Answer:
@@ -41,7 +41,7 @@ def write_timm(bundle: Bundle, folder: Path) -> Answer:
         weights, config = without_placed_prefix(weights, config)
 
     ratio = config.mlp_dim / config.dim
-    if int(config.dim * ratio) != config.mlp_dim:  # timm cuts the hidden width off
+    if int(config.dim * ratio) != config.mlp_dim:  # timm truncates the hidden width
         ratio = (config.mlp_dim + 0.5) / config.dim
     arguments = {
         "img_size": config.image_size,
@@ -86,7 +86,7 @@ def write_timm(bundle: Bundle, folder: Path) -> Answer:
 
 
 def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
-    """What transformers' `from_pretrained` reads: of its ViT or, for class token and mean together, its DINOv2."""
+    """What transformers' `from_pretrained` reads: its ViT or, for class token and mean together, its DINOv2."""
     config = bundle.model.config
     dino = config.pool == "cls_mean"
     lacks = _lacks(config)
@@ -140,7 +140,7 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
         content["intermediate_size"] = config.mlp_dim
     write_json(folder / PREPROCESSING, preparation)
     theirs = from_huggingface.to_theirs(weights, config)
-    if dino:  # a part of theirs in pretraining only, without which they warn
+    if dino:  # used in pretraining only, but transformers warns without it
         theirs[f"{kind}.embeddings.mask_token"] = torch.zeros(1, config.dim)
     return _write(folder, theirs, content)
 
@@ -171,7 +171,7 @@ def preprocessing_of(preprocess: Preprocess) -> dict[str, Any]:
 
 
 def reworded(bundle: Bundle) -> tuple[Weights, ViTConfig]:
-    """The weights and config of the same function, said as other libraries can."""
+    """The weights and config of the same function, in the form that other libraries can express."""
     model, config = bundle.model, bundle.model.config
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
     if config.patch_embedding == "linear":
@@ -180,14 +180,14 @@ def reworded(bundle: Bundle) -> tuple[Weights, ViTConfig]:
     weights["positions"] = model.positions.detach().clone()
     for name in [name for name in weights if name.startswith("blocks.") and weights[name].ndim == 2]:
         weights.setdefault(name.replace(".weight", ".bias"), torch.zeros(len(weights[name])))
-    after = config.norm_after_pool and config.pool != "cls"  # for one token the two are the same
+    after = config.norm_after_pool and config.pool != "cls"  # equivalent for a single token
     return weights, config.changed(
         patch_embedding="conv", positions="learned", bias=True, qkv_bias=True, norm_after_pool=after
     )
 
 
 def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights, ViTConfig]:
-    """The positions of class token and registers added to them, so that none is left for those."""
+    """Add the positions of class token and registers to those tokens, leaving positions for the patches only."""
     weights = dict(weights)
     placed, weights["positions"] = weights["positions"].tensor_split([config.placed_prefix], dim=1)
     for row in range(placed.shape[1]):
@@ -199,7 +199,7 @@ def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights,
 
 
 def _lacks(config: ViTConfig) -> list[str]:
-    """The parts of a model that neither library has in its ViT."""
+    """The parts of a model that neither library's ViT has."""
     parts = {
         "convolutional stem": config.patch_embedding == "conv_stem",
         "rotary positions": config.positions == "rope",

@@ -1,4 +1,4 @@
-"""`export_run`: a trained model in another format, together with the proof that it is the same function."""
+"""`export_run`: export a trained model to another format, and verify that it is the same function."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,13 +35,13 @@ def export_run(
 ) -> tuple[Path, dict[str, Any]]:
     """Write a run's model as one of FORMATS, by default into RUN/export/<form>/; returns that folder and the receipt.
 
-    data: images that both models are asked about, by default the run's own, or noise where they are not here.
-    Beside a graph lie `example.json` and `example.png`, one of these images and its answer, unless they are noise.
-    preprocess_inside: graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference
-    between two logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
+    data: images to compare both models on, by default the run's own, or noise if they are not available. A graph comes
+    with `example.json` and `example.png`, one of these images and its output, unless they are noise. preprocess_inside:
+    graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference allowed between two
+    logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
 
-    Raises ValueError, and leaves what was in the folder as it was, for a model that the format cannot express and for
-    one that comes back as another function; ImportError where the format needs a package that is not here.
+    Raises ValueError, leaving the folder's contents unchanged, for a model that the format cannot express and for an
+    export that computes another function; ImportError if the format needs a package that is not installed.
     """
     if form not in FORMATS:
         raise ValueError(f"unknown format '{form}': use {', '.join(FORMATS)}")
@@ -79,7 +79,7 @@ def export_run(
         check_free([folder / name for name in new | examples], folder / RECEIPT, f'"format": "{form}"')
         for name in new:
             (part / name).replace(folder / name)
-        for name in examples - new:  # of an export of before, which would answer otherwise
+        for name in examples - new:  # from an earlier export, with other outputs
             (folder / name).unlink(missing_ok=True)
     return folder, receipt
 
@@ -89,5 +89,5 @@ def _gone_if_empty(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # it is not
+        with suppress(OSError):  # it is not empty
             folder.rmdir()

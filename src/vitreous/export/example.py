@@ -1,4 +1,4 @@
-"""A real image with what an exported graph makes of it, by which a port to another language is checked."""
+"""A real image and an exported graph's output for it, to check a port to another language against."""
 
 import base64
 from pathlib import Path
@@ -16,13 +16,13 @@ from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
 EXAMPLE, PICTURE = "example.json", "example.png"
-LARGEST = 6 << 20  # bytes of pixels of a picture that is kept: 1920 x 1080 in RGB are fewer
+LARGEST = 6 << 20  # bytes of pixels up to which a picture is kept: 1920 x 1080 in RGB are fewer
 
 
 def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -> None:
-    """`example.json`, and `example.png` of a picture that is not too large: of the first input, asked about alone.
+    """Write `example.json` for the first input, run on its own, and `example.png` if the picture is not too large.
 
-    Nothing where the inputs are noise.
+    Nothing is written if the inputs are noise.
     """
     if inputs.first is None:
         return
@@ -43,11 +43,11 @@ def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -
 
 
 def _write_picture(path: Path, image: Images) -> bool:
-    """An image as it was before it was fitted, but upright, opaque and of 8 bits; whether it could be kept."""
+    """Save an image before resizing, but upright, opaque and 8-bit; returns whether it could be kept."""
     C, *size = image.shape
     if C not in (1, 3) or C * size[0] * size[1] > LARGEST:
         return False
-    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C)  # which resizes nothing
+    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C)  # no resizing
     (planes,) = image.read([0], whole)  # (C, H, W)
     pixels = planes[0] if C == 1 else np.ascontiguousarray(planes.transpose(1, 2, 0))
     Image.fromarray(pixels).save(path)

@@ -1,6 +1,6 @@
 """A model as a graph that runs without this package: ONNX, the same with int8 weights, and torch's own `pt2`.
 
-Each `write_*` returns the file's function from uint8 images (B, C, H, W), read back from the disk, to logits (B, K).
+Each `write_*` returns the file, read back from disk, as a function of uint8 images (B, C, H, W) to logits (B, K).
 """
 
 import json
@@ -24,7 +24,7 @@ Answer = Callable[[Tensor], Tensor]
 ONNX, PT2 = "model.onnx", "model.pt2"
 OPSET = 20  # the first with GELU
 INPUT, OUTPUT = "images", "logits"
-PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, past which they lie in a file of their own, beside the graph
+PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, above which they get a file of their own next to the graph
 NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "int8": ("onnx", "onnxscript", "onnxruntime")}
 
 
@@ -41,7 +41,7 @@ class PixelModel(nn.Module):
 
 
 def write_onnx(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
-    """`model.onnx`, and `model.onnx.data` where protobuf cannot hold the weights."""
+    """`model.onnx`, and `model.onnx.data` if protobuf cannot hold the weights."""
     import onnx
 
     model, example = _traced(bundle, preprocess_inside)
@@ -66,9 +66,9 @@ def write_onnx(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
 
 
 def write_int8(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
-    """`model.onnx` whose linear maps multiply int8, for CPUs: weights by output channel, tokens by their range.
+    """`model.onnx` with int8 matrix products, for CPUs: weights quantised per output channel, tokens by their range.
 
-    The weights have 7 bits, because two products of 8 bits overflow where a processor has no VNNI.
+    The weights have 7 bits, because two products of 8 bits overflow on processors without VNNI.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -99,14 +99,14 @@ def write_pt2(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         try:
             torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
-        except RuntimeError as error:  # what torch makes of a full disk
+        except RuntimeError as error:  # torch's error for a full disk
             raise OSError(f"cannot write {PT2}: {first_line(error)}") from error
         loaded = torch.export.load(folder / PT2).module()
     return lambda pixels: loaded(pixels if preprocess_inside else bundle.preprocess.normalise(pixels))
 
 
 def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
-    """What the user of a graph has to know, every value a text."""
+    """What a user of the graph needs to know, every value as a string."""
     preprocess = bundle.preprocess
     C, H, W = preprocess.shape
     if preprocess_inside:
@@ -135,7 +135,7 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
 
 
 def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]:
-    """The module to trace, and an example of its input; a batch of two, since one would be taken for a constant."""
+    """The module to trace, and an example input: a batch of two, since one would be taken for a constant."""
     example = torch.zeros(2, *bundle.preprocess.shape, dtype=torch.uint8)
     if preprocess_inside:
         return PixelModel(bundle).eval(), example
@@ -158,7 +158,7 @@ def _read_onnx(file: Path, preprocess: Preprocess, preprocess_inside: bool) -> A
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What the exporters warn of concerns their own insides; the receipt judges what they made."""
+    """Silence the exporters' warnings, which concern their internals; the receipt checks the result."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

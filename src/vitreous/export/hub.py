@@ -1,4 +1,4 @@
-"""`push`: a finished run's model and its card to a repository of the Hugging Face Hub."""
+"""`push`: upload a finished run's model and its card to a repository on the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,11 @@ class Pushed(NamedTuple):
 
 
 def push_run(run: Path | str, repo: str, *, private: bool = False, dry_run: bool = False) -> Pushed:
-    """Upload a finished run's bundle, record and card to `repo`, owner/name, which is made where it is not there.
+    """Upload a finished run's bundle, record and card to `repo`, owner/name, creating it if needed.
 
-    private: whether one that is made is; else the owner's settings say, which is public by default. One
-    that is there must be.
-    dry_run: make the files and touch no network. Raises ValueError for an unfinished run and a failed upload.
+    private: create it as private, and require an existing one to be; otherwise the owner's settings apply, public by
+    default. dry_run: make the files without using the network. Raises ValueError for an unfinished run and a failed
+    upload.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
@@ -43,10 +43,10 @@ def _upload(folder: Path, repo: str, private: bool) -> None:
     api = HfApi()
     try:
         api.create_repo(repo, private=private or None, exist_ok=True)
-        seen_by_all = private and not api.repo_info(repo).private  # as it was before
+        seen_by_all = private and not api.repo_info(repo).private  # it existed before
         if not seen_by_all:
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
-    except Exception as error:  # from no network to no right to write there
+    except Exception as error:  # anything from no network to no write access
         reason = first_line(error)
         raise ValueError(
             f"cannot upload to {repo} ({reason}): log in with 'hf auth login', or see the files with --dry-run"

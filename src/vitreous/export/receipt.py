@@ -1,4 +1,4 @@
-"""Whether an exported model is the same function: the parity receipt."""
+"""The parity receipt: whether an exported model is the same function."""
 
 import time
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
 
 BATCHES = (1, 2, 7, 32, 200)
-MANY = 1000  # images, where figures are compared and not values
+MANY = 1000  # images, where accuracy is compared and not logits
 
 
 class Inputs(NamedTuple):
-    """What both models are asked."""
+    """The inputs that both models are run on."""
 
     pixels: Tensor
     """uint8 (n, C, H, W)."""
     labels: Tensor | None
-    """Of the different images, which come first; None where not known."""
+    """Of the distinct images, which come first; None if unknown."""
     name: str
     first: Images | None = None
-    """The first of them as it lies where it came from, not fitted; none of noise."""
+    """The first image in its original form, before resizing; None for noise."""
 
 
 def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data: str | None = None) -> Inputs:
-    """Images of DATA, or else of the split that a run is judged on, spread evenly over them; noise where the run's are
-    not known or cannot be read."""
+    """Images spread evenly over `data`, or else over the split that a run is judged on; noise if the run's are unknown
+    or cannot be read."""
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
         split = as_known(bundle, image_set, image_set.judged).evenly(most)
@@ -46,7 +46,7 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data:
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
     count = len(split)
-    rows = np.resize(np.arange(count), max(count, at_least))  # over again where there are too few
+    rows = np.resize(np.arange(count), max(count, at_least))  # repeated if there are too few
     labels = torch.from_numpy(np.asarray(split.labels))
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
     name = f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones"
@@ -54,7 +54,8 @@ def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data:
 
 
 def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
-    """Ask both the same, batch by batch in turn, and say how far they differ and how long they take."""
+    """Run both models on the same inputs, alternating by batch, and report how far they differ and how long they
+    take."""
     sizes = list(BATCHES)
     while sum(sizes) < len(inputs.pixels):
         sizes.append(min(BATCHES[-1], len(inputs.pixels) - sum(sizes)))
@@ -85,10 +86,10 @@ def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
 
 
 def faults(figures: dict[str, Any], tolerance: float, *, rounded: bool) -> str:
-    """What is wrong, in one line, or nothing.
+    """What is wrong, in one line; empty if nothing is.
 
-    tolerance: the largest difference between two logits; of a model rounded to int8, the share of images by which
-    top-1 may fall, or of other answers where no labels are known.
+    tolerance: the largest difference allowed between two logits; for a model rounded to int8, the share of images by
+    which top-1 may fall or, without labels, for which predictions may differ.
     """
     difference, agreement = figures["max_abs_difference"], figures["top1_agreement"]
     if rounded:
@@ -96,7 +97,7 @@ def faults(figures: dict[str, Any], tolerance: float, *, rounded: bool) -> str:
         lost = top1["before"] - top1["after"] if top1 else 1 - agreement
         what = "top-1 falls by" if top1 else "the share of other answers is"
         return "" if lost <= tolerance + 1e-9 else f"{what} {lost:.2%} on {figures['inputs']}, beyond {tolerance:.2%}"
-    if not difference <= tolerance:  # also when not a number
+    if not difference <= tolerance:  # also catches NaN
         return f"logits differ by {difference:.2g} on {figures['inputs']}, beyond {tolerance:g}"
     return "" if agreement == 1 else f"{1 - agreement:.2%} of the answers differ on {figures['inputs']}"
 

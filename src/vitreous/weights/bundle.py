@@ -1,4 +1,4 @@
-"""What a trained model is on disk: a folder with its weights, and everything else that its predictions need.
+"""A trained model on disk: a folder with its weights and everything else that its predictions need.
 
 `model.safetensors`, and `config.json` with the model, its preprocessing, its class names and its temperature.
 """
@@ -25,23 +25,24 @@ SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model and what belongs to it. `save` and `load` are each other's inverse."""
+    """A model with its preprocessing, class names and temperature. `save` and `load` are inverses."""
 
     model: ViT
     preprocess: Preprocess
     class_names: tuple[str, ...]
     temperature: float = 1.0
-    """What logits are divided by before they become probabilities: fitted on validation images after training."""
+    """Divides the logits before the softmax; fitted on validation images after training."""
 
     def digest(self) -> str:
-        """sha256 of the weights and of all else that answers depend on: the same for the same model, 64 hex digits."""
+        """SHA-256 of the weights and everything else that predictions depend on, 64 hex digits; equal for equal
+        models."""
         digest = hashlib.sha256(json.dumps(self._config(), sort_keys=True).encode())
         for name, value in sorted(self.model.state_dict().items()):
             digest.update(name.encode() + value.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
-        """Write the bundle, each file whole or not at all. dtype: of floating-point weights (default: as they are).
+        """Write the bundle, each file atomically. dtype: of floating-point weights (default: unchanged).
 
         Raises ValueError for weights that the dtype cannot hold.
         """
@@ -59,7 +60,7 @@ class Bundle:
         self.save_config(folder)
 
     def save_config(self, folder: Path) -> None:
-        """Write what is not weights."""
+        """Write everything but the weights."""
         write_json(folder / CONFIG, self._config())
 
     def _config(self) -> dict:
@@ -77,7 +78,7 @@ class Bundle:
 
     @staticmethod
     def load(folder: Path | str) -> "Bundle":
-        """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any misfit."""
+        """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any mismatch."""
         folder = Path(folder)
         model_config, preprocess, class_names, temperature = read_config(folder)
         try:
@@ -93,9 +94,9 @@ class Bundle:
 
 
 def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:
-    """What a bundle is, without its weights: model, preprocessing, class names, temperature (1 where none is named).
+    """A bundle without its weights: model config, preprocessing, class names, temperature (1 if not given).
 
-    Raises ValueError for a file that does not say.
+    Raises ValueError for a missing or invalid file.
     """
     file = folder / CONFIG
     try:
@@ -130,28 +131,28 @@ def find_bundle(run: Path | str) -> Path:
 
 
 def is_shipped(run: Path | str) -> bool:
-    """Whether a name means a shipped bundle: where a run or a bundle of this name lies here, it means that."""
+    """Whether a name refers to a shipped bundle; a local run or bundle of the same name takes precedence."""
     try:
         return find_bundle(run).parent == SHIPPED
-    except ValueError:  # no bundle: others' weights, or a cross-validation
+    except ValueError:  # not a bundle: weights of another library, or a cross-validation
         return False
 
 
 def find_record(run: Path | str) -> Path | None:
-    """Where the recipe of a run, or of a shipped model, lies with what else is known of its training."""
+    """The folder with the recipe and training record of a run or a shipped model, if there is one."""
     folder = SHIPPED / run if is_shipped(run) else path_of(run)
     return folder if (folder / "recipe.yaml").is_file() else None
 
 
 def not_finite(weights: dict[str, Tensor]) -> str | None:
-    """The name of a tensor with a value that is no finite number."""
+    """The name of a tensor with a value that is not finite, if there is one."""
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
 def _check(
     folder: Path, model: ViT, weights: dict[str, Tensor], preprocess: Preprocess, class_names: tuple[str, ...]
 ) -> None:
-    """Every weight is accounted for and the parts fit each other, or ValueError."""
+    """Raises ValueError unless every weight is accounted for and the parts fit together."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     for name in expected.keys() | found.keys():

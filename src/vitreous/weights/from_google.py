@@ -1,8 +1,8 @@
 """The original .npz checkpoints of the paper's authors and of "How to train your ViT", with `pre_logits` and without.
 
 Names and layout are those of github.com/google-research/vision_transformer (models_vit.py): kernels are (inputs,
-outputs), those of attention (D, h, d) and (h, d, D), that of the patches (P, P, C, D). The shapes say all but three
-things, which are the same in all of these files: LayerNorm's epsilon is 1e-6 and GELU the approximation by tanh,
+outputs), those of attention (D, h, d) and (h, d, D), that of the patches (P, P, C, D). The shapes tell everything but
+three things, which are the same in all of these files: LayerNorm's epsilon is 1e-6 and GELU is the tanh approximation,
 both Flax's defaults, and images are resized bilinearly to a square and scaled to -1..1 (input_pipeline.py).
 """
 
@@ -39,7 +39,7 @@ NORMS = [
 
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
-    """(our name, Google's name) of every tensor, ours with q, k and v apart."""
+    """(our name, Google's name) of every tensor, with our q, k and v separate."""
     head = [("head.0", "pre_logits"), ("head.2", "head")] if config.head_hidden else [("head", "head")]
     layers = expand(LAYERS + head, config.depth, ((".weight", "/kernel"), (".bias", "/bias")))
     norms = expand(NORMS, config.depth, ((".weight", "/scale"), (".bias", "/bias")))
@@ -57,7 +57,7 @@ def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
 
 
 def _to_torch(name: str, value: Tensor) -> Tensor:
-    """A kernel as (outputs, inputs), a bias as one row. A tensor of another rank than its name's stays as it is."""
+    """A kernel as (outputs, inputs), a bias as a vector. A kernel of unexpected rank is left as it is."""
     layer, _, kind = name.rpartition("/")
     if kind == "bias" and layer.endswith(("/query", "/key", "/value")):
         return value.flatten()  # (h, d)
@@ -88,7 +88,7 @@ def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
 
 
 def from_weights(weights: Weights) -> Description:
-    """What the shapes say. Raises ValueError where a tensor that says it is missing or of another rank."""
+    """Derive the description from the shapes. Raises ValueError if a tensor it needs is missing or of another rank."""
 
     def shape(name: str, rank: int) -> tuple[int, ...]:
         if name not in weights or weights[name].ndim != rank:

@@ -1,8 +1,9 @@
-"""Checkpoints of Hugging Face: ViTModel, ViTForImageClassification, and DINOv2 with and without registers.
+"""Hugging Face checkpoints: ViTModel, ViTForImageClassification, and DINOv2 with and without registers.
 
 Names and configs are those of the files on the Hub (model_type vit, dinov2 and dinov2_with_registers), which
-`save_pretrained` writes. Not DINOv2's giant, whose MLP is gated. At another size than its config's, transformers
-resamples the positions of DINOv2 without registers without antialiasing; we do with it, as of all others.
+`save_pretrained` writes. DINOv2 giant, whose MLP is gated, is not supported. At image sizes other than the config's,
+transformers resamples the positions of DINOv2 without registers without antialiasing; we antialias, as for all other
+models.
 """
 
 import math
@@ -49,20 +50,20 @@ DINO_LAYERS = [
 ]
 PREFIX = re.compile(r"(vit|dinov2|dinov2_with_registers)\.")
 
-# Tensors beside those of the function that is kept, and why they may be left out
+# Tensors that our model does not use, and why they may be left out
 LEFT_OUT = {
     "embeddings.mask_token": "stands for hidden patches, in pretraining only",
     "pooler.dense.weight": "ViTModel's pooler: a head reads the class token itself",
     "pooler.dense.bias": "ViTModel's pooler: a head reads the class token itself",
 }
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
-SHORTER_SIDE = ("Bit", "CLIP", "ChineseCLIP")  # processors of transformers to which a plain size is that of a side
+SHORTER_SIDE = ("Bit", "CLIP", "ChineseCLIP")  # transformers processors that read a plain size as the shorter side
 
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
-    """(our name, their name) of every tensor, ours with q, k and v apart.
+    """(our name, their name) of every tensor, with our q, k and v separate.
 
-    names: those of a file, which have a prefix or, of a model without a head, none.
+    names: those in the file, which have a prefix or, for a model without a head, none.
     """
     dino = config.layer_scale is not None
     prefix = ("dinov2_with_registers." if config.registers else "dinov2.") if dino else "vit."
@@ -78,7 +79,8 @@ def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
 
 
 def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
-    """The inverse, with a head's prefix. Raises ValueError for a part that their ViT and DINOv2 do not have."""
+    """The inverse, with the prefix of models with a head. Raises ValueError for a part that their ViT and DINOv2
+    lack."""
     return maps.to_theirs(split_qkv(ours), pairs(config), "Hugging Face's ViT")
 
 
@@ -88,10 +90,10 @@ def left_out(name: str) -> str | None:
 
 
 def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, classes: int) -> Description:
-    """Of the config.json and preprocessor_config.json beside the weights. classes: of the head, 0 without one.
+    """From the config.json and preprocessor_config.json next to the weights. classes: of the head, 0 without one.
 
-    Keys that older files lack have the values of `ViTConfig` and `Dinov2Config` of transformers. Raises ValueError
-    for what our model cannot be.
+    Keys missing from older files take the defaults of transformers' `ViTConfig` and `Dinov2Config`. Raises ValueError
+    for anything our model does not support.
     """
     kind = config["model_type"]
     if kind not in ("vit", "dinov2", "dinov2_with_registers"):
@@ -127,9 +129,9 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
 
 
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:
-    """Of a preprocessor_config.json. Raises ValueError for what ours cannot do."""
+    """From a preprocessor_config.json. Raises ValueError for steps that ours does not support."""
     size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
-    if isinstance(size, int):  # older files, in which a number is a square, or to some the shorter side
+    if isinstance(size, int):  # older files: a number means a square or, to some, the shorter side
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
         size = {"shortest_edge": size} if kind.startswith(SHORTER_SIDE) else {"height": size, "width": size}
     if isinstance(crop, int):

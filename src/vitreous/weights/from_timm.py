@@ -1,4 +1,4 @@
-"""Checkpoints of timm: `vit_*` with class token or mean pooling, with and without registers, DeiT, DINOv2.
+"""timm checkpoints: `vit_*` with class token or mean pooling, with and without registers, DeiT, DINOv2.
 
 Names, arguments and preprocessing are those of timm's `vision_transformer.py` and `deit.py`, version 1.0.
 """
@@ -102,7 +102,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], int, int, float, dict[str, Any]]]
     "vit_base_patch14_reg4_dinov2": (BASE | DINO_REG, 14, 518, 1.0, IMAGENET),
     "vit_large_patch14_reg4_dinov2": (LARGE | DINO_REG, 14, 518, 1.0, IMAGENET),
 }
-# what may differ between two models of the same function
+# arguments that do not change the function
 INDIFFERENT = {"dynamic_img_size", "weight_init", "fix_init"} | {
     f"{kind}_rate" for kind in ("drop", "pos_drop", "patch_drop", "proj_drop", "attn_drop", "drop_path")
 }
@@ -124,14 +124,15 @@ def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
 
 
 def from_architecture(name: str, classes: int) -> Description:
-    """Of a name in ARCHITECTURES."""
+    """From a name in ARCHITECTURES."""
     arguments, patch, side, crop, rest = ARCHITECTURES[name]
     model = translate(arguments | {"patch_size": patch, "img_size": side, "num_classes": classes})
     return Description(model, Preprocess(image_size=side, crop_fraction=crop, **rest), None)
 
 
 def from_config(config: dict[str, Any], classes: int) -> Description:
-    """Of the config.json that timm puts beside its weights. Raises ValueError for what our model cannot be."""
+    """From the config.json that timm puts next to its weights. Raises ValueError for anything our model does not
+    support."""
     name = config["architecture"]
     if name not in ARCHITECTURES:
         raise ValueError(f"timm's '{name}' is not one of the models that can be read: {', '.join(ARCHITECTURES)}")
@@ -161,7 +162,7 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
 
 
 def translate(arguments: dict[str, Any]) -> ViTConfig:
-    """timm's arguments of VisionTransformer -> our config. Raises ValueError for what our model cannot be."""
+    """timm's VisionTransformer arguments -> our config. Raises ValueError for anything our model does not support."""
     left = dict(arguments)
     take = left.pop
     class_token, pool, norm_after_pool = take("class_token", True), take("global_pool", "token"), take("fc_norm", None)
@@ -176,7 +177,7 @@ def translate(arguments: dict[str, Any]) -> ViTConfig:
         dim=dim,
         depth=take("depth", 12),
         heads=take("num_heads", 12),
-        mlp_ratio=int(dim * take("mlp_ratio", 4.0)) / dim,  # timm cuts the hidden width off, ours is rounded
+        mlp_ratio=int(dim * take("mlp_ratio", 4.0)) / dim,  # timm truncates the hidden width, we round it
         qkv_bias=take("qkv_bias", True),
         qk_norm=take("qk_norm", False),
         gelu="tanh" if act == "gelu_tanh" else "exact",

@@ -1,7 +1,7 @@
-"""Checkpoints of torchvision: vit_b_16, vit_b_32, vit_l_16, vit_l_32 and vit_h_14.
+"""torchvision checkpoints: vit_b_16, vit_b_32, vit_l_16, vit_l_32 and vit_h_14.
 
-Names, sizes and preprocessing are those of torchvision's `models/vision_transformer.py`. Its files do not say what
-they are, so the name of the architecture is needed: `vit_b_16` is its IMAGENET1K_V1, and others have their own name.
+Names, sizes and preprocessing are those of torchvision's `models/vision_transformer.py`. Its files do not name their
+architecture, so it must be given: `vit_b_16` means the IMAGENET1K_V1 weights; others have names of their own.
 """
 
 from collections.abc import Collection
@@ -48,7 +48,7 @@ ARCHITECTURES: dict[str, tuple[str, int, int, str]] = {
 
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
-    """(our name, torchvision's name) of every tensor. names: those of a file, whose MLPs may have their old names."""
+    """(our name, torchvision's name) of every tensor. names: those in the file, whose MLPs may have their old names."""
     head = (
         [("head.0", "heads.pre_logits"), ("head.2", "heads.head")] if config.head_hidden else [("head", "heads.head")]
     )
@@ -66,7 +66,7 @@ def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
 
 
 def from_architecture(name: str, classes: int) -> Description:
-    """Of a name in ARCHITECTURES."""
+    """From a name in ARCHITECTURES."""
     size, side, resized, interpolation = ARCHITECTURES[name]
     return Description(
         ViTConfig(size=size, image_size=side, num_classes=classes or 1),

@@ -13,7 +13,7 @@ MARKS = ("patches.",)
 
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
-    """Each name of a model of this config with itself."""
+    """Each tensor name of a model of this config, paired with itself."""
     with torch.device("meta"):
         return [(name, name) for name in ViT(config).state_dict()]
 

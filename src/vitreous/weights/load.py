@@ -1,8 +1,8 @@
-"""Weights of any supported source into our ViT: `load_weights`.
+"""Load weights from any supported source into our ViT: `load_weights`.
 
-A source is a file or folder, `hf:owner/name` of the Hub, or what we have trained: a run folder, a bundle, a shipped
-name. Its tensors are renamed by the map of the library that wrote them, each of them is accounted for, and the
-preprocessing that belongs to them comes along.
+A source is a file or folder, `hf:owner/name` on the Hub, or one of our own models: a run folder, a bundle, a shipped
+name. Its tensors are renamed by the map of the library that wrote them, every one is accounted for, and their
+preprocessing is loaded with them.
 """
 
 import difflib
@@ -32,27 +32,27 @@ SEPARATE = "has no queries, keys and values of its shape to stand with"
 
 
 class Report(NamedTuple):
-    """What became of each tensor of a file: it is either in `loaded` or in `left_out`."""
+    """What happened to each tensor of a file: it is either in `loaded` or in `left_out`."""
 
     source: str
     layout: str
-    """Whose names the file has."""
+    """The library whose names the file uses."""
     loaded: dict[str, str]
-    """Name in the file -> name in our model, where queries, keys and values of some layouts share one."""
+    """Name in the file -> name in our model, which queries, keys and values of some layouts share."""
     left_out: dict[str, str]
     """Name in the file -> why."""
     new_head: str
-    """Why the head is a new one; empty for the file's own."""
+    """Why the head is new; empty if it is the file's own."""
     resampled: tuple[tuple[int, int], tuple[int, int]] | None
-    """The grid of the file's positions and the model's, where they differ."""
+    """The position grids of the file and of the model, if they differ."""
     computed: tuple[tuple[int, int], tuple[int, int]] | None
-    """The same of positions that are no weights, so that those of the model's grid take their place."""
+    """The same for positions that are not weights and are computed for the model's grid instead."""
     preprocess: Preprocess
     named: bool
-    """Whether the file says what the classes of its head are called; else they are numbered."""
+    """Whether the file names the classes of its head; otherwise they are numbered."""
 
     def lines(self) -> list[str]:
-        """For the user to read."""
+        """A summary for the user."""
         count = len(self.loaded)
         lines = [f"{self.source}: {count} of {count + len(self.left_out)} tensors loaded, named as {self.layout} does"]
         for reason in dict.fromkeys(self.left_out.values()):
@@ -94,9 +94,9 @@ def load_weights(
 ) -> tuple[Bundle, Report]:
     """Read a checkpoint of timm, Hugging Face, torchvision, Google or our own into our model.
 
-    arch: name of the architecture, in timm's or torchvision's words, for a file without a config.json beside it; with
-    it, none is read. image_size: another than the checkpoint's; learned positions are resampled to it. num_classes:
-    another number than the checkpoint's makes a new head (paper, section 3.2), and a checkpoint without head needs it.
+    arch: timm's or torchvision's name of the architecture, for a file without a config.json next to it; if given, no
+    config.json is read. image_size: overrides the checkpoint's; learned positions are resampled to it. num_classes: a
+    number other than the checkpoint's makes a new head (paper, section 3.2); required for a checkpoint without a head.
     revision: branch, tag or commit of a Hub repository.
 
     The model is in evaluation mode, its weights float32. Raises ValueError, in one line, for anything else.
@@ -145,7 +145,7 @@ def load_weights(
 
 
 def find_weights(source: Path | str, revision: str | None = None) -> Path:
-    """The weight file of a source, fetched from the Hub if need be. Raises ValueError where there is not one."""
+    """The weight file of a source, downloaded from the Hub if needed. Raises ValueError if there is no single one."""
     if isinstance(source, str) and source.startswith("hf:"):
         return _download(source.removeprefix("hf:"), revision)
     if revision is not None:
@@ -179,7 +179,7 @@ def _download(repo: str, revision: str | None) -> Path:
     for name in (WEIGHTS, "pytorch_model.bin"):  # the second is fetched only where the first is missing
         try:
             root = snapshot_download(repo, revision=revision, allow_patterns=[name, CONFIG, PREPROCESSING])
-        except Exception as error:  # from no network to no such repository
+        except Exception as error:  # anything from no network to no such repository
             reason = first_line(error)
             raise ValueError(
                 f"cannot download {repo} ({reason}): connect to the network, or give a folder that has its files"
@@ -190,7 +190,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 
 def recognise(file: Path, weights: Weights) -> ModuleType:
-    """The map whose names these are. Raises ValueError for those of none."""
+    """The layout that these names belong to. Raises ValueError if there is none."""
     for layout in LAYOUTS:
         if any(mark in name for name in weights for mark in layout.MARKS):
             return layout
@@ -200,8 +200,7 @@ def recognise(file: Path, weights: Weights) -> ModuleType:
 
 
 def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None) -> Description:
-    """What the checkpoint is: by the given architecture, by the config.json beside it or, for Google's files, by its
-    shapes."""
+    """Describe a checkpoint by the given architecture, its config.json or, for Google's files, its shapes."""
     head = weights.get(layout.HEAD)
     classes = len(head) if head is not None and head.ndim == 2 else 0
     known = getattr(layout, "ARCHITECTURES", {})
@@ -221,7 +220,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     if config is None:
         way = f"put its {CONFIG} beside it" + (f", or give its architecture: {shorten(known)}" if known else "")
         raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
-    if "preprocess" in config:  # ours says all, whatever the names
+    if "preprocess" in config:  # ours is complete, whatever the tensor names
         return Description(*read_config(file.parent))
     try:
         if "architecture" in config and layout is from_timm:
@@ -236,7 +235,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
-    """None where there is no such file. Raises ValueError for one that holds no object."""
+    """None if there is no such file. Raises ValueError for a file without a JSON object."""
     try:
         content = json.loads(file.read_text())
     except FileNotFoundError:
@@ -249,7 +248,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
 
 
 def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) -> Match:
-    """Account for every tensor of the file and of a model of this config. Raises ValueError for any fault."""
+    """Account for every tensor of the file and of a model of this config. Raises ValueError for any mismatch."""
     with torch.device("meta"):
         expected = ViT(config).state_dict()
     homes = {name: merged_name(ours) for ours, name in layout.pairs(config, weights) if merged_name(ours) in expected}
@@ -270,7 +269,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
 
 
 def _misfit(value: Tensor, expected: Tensor | None) -> str:
-    """Why a tensor cannot take its place, or nothing."""
+    """Why a tensor does not fit its place; empty if it does."""
     if expected is None:
         return SEPARATE
     if value.shape != expected.shape:

@@ -1,7 +1,6 @@
-"""What the maps between names share: tables of name pairs that are read in both directions, and queries, keys and
-values in one tensor or apart.
+"""Shared by the name maps: tables of name pairs that are read in both directions, and merging and splitting q, k, v.
 
-A map is a pure function of a dict of tensors. A table's row (our name, their name) may hold {i}, the block's number.
+A map is a pure function of a dict of tensors. A table's row (our name, their name) may contain {i}, the block's number.
 """
 
 import re
@@ -24,19 +23,19 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 class Description(NamedTuple):
-    """What a checkpoint says of itself, beside its tensors."""
+    """What a checkpoint says about itself, besides its tensors."""
 
     model: ViTConfig
-    """Of the file as it is; its number of classes is 1 where the file has no head."""
+    """As in the file; its number of classes is 1 if the file has no head."""
     preprocess: Preprocess
     class_names: tuple[str, ...] | None
-    """None where it does not say."""
+    """None if not given."""
     temperature: float = 1.0
-    """That its answers are divided by; only ours have one."""
+    """Divides the logits; only our own checkpoints have one."""
 
 
 def expand(table: Iterable[tuple[str, str]], depth: int, suffixes: Iterable[tuple[str, str]] = (("", ""),)) -> Pairs:
-    """One pair a tensor: every row for each suffix and, where it holds {i}, for each of the `depth` blocks."""
+    """One pair per tensor: every row for each suffix and, if it contains {i}, for each of the `depth` blocks."""
     return [
         (ours.format(i=i) + our_end, theirs.format(i=i) + their_end)
         for ours, theirs in table
@@ -46,14 +45,14 @@ def expand(table: Iterable[tuple[str, str]], depth: int, suffixes: Iterable[tupl
 
 
 def to_ours(theirs: Weights, pairs: Pairs) -> Weights:
-    """Tensors under our names; those that no pair names are left out."""
+    """Tensors under our names; those in no pair are left out."""
     return {ours: theirs[name] for ours, name in pairs if name in theirs}
 
 
 def to_theirs(ours: Weights, pairs: Pairs, layout: str) -> Weights:
     """Tensors under their names. Raises ValueError for one that the layout has no place for.
 
-    Parts without tensors of their own, such as rotary positions or the GELU's kind, are the caller's to check.
+    Parts without tensors of their own, such as rotary positions or the kind of GELU, must be checked by the caller.
     """
     names = dict(pairs)
     if homeless := sorted(ours.keys() - names.keys()):
@@ -62,7 +61,7 @@ def to_theirs(ours: Weights, pairs: Pairs, layout: str) -> Weights:
 
 
 def merge_qkv(weights: Weights) -> Weights:
-    """attention.q, .k and .v become rows of attention.qkv, in this order; incomplete ones stay as they are."""
+    """attention.q, .k and .v become rows of attention.qkv, in this order; incomplete sets are left as they are."""
     merged = dict(weights)
     for name in [name for name in weights if ".attention.q." in name]:
         parts = [name.replace(".attention.q.", f".attention.{part}.") for part in "qkv"]

@@ -1,4 +1,4 @@
-"""The tensors of a weight file, read without running anything that is in it."""
+"""Read the tensors of a weight file without running any code in it."""
 
 import pickle
 import re
@@ -21,8 +21,8 @@ SUFFIXES = (".safetensors", *TORCH, ".npz")
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """All tensors of a .safetensors, .pt, .pth, .bin or .npz file, on the host, as they are stored.
 
-    torch's files are read with `weights_only=True`, numpy's with `allow_pickle=False`, and neither is tried
-    otherwise. Raises ValueError for a file that needs more, is damaged, or holds something else than tensors.
+    torch's files are read only with `weights_only=True`, numpy's only with `allow_pickle=False`. Raises ValueError for
+    a file that needs more, is damaged, or contains anything but tensors.
     """
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file} is not a weight file: give one of {', '.join(SUFFIXES)}")
@@ -32,7 +32,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         elif file.suffix == ".npz":
             content = _read_npz(file)
         else:
-            with warnings.catch_warnings(action="ignore"):  # of the protocol of a pickle, which is refused anyway
+            with warnings.catch_warnings(action="ignore"):  # about the protocol of a pickle, which is refused anyway
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported (?:global|operand|class)[^\n]*?(?= was not| is not|\.\s|\n|$)", str(error))
@@ -68,7 +68,7 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
-    """The dict of tensors that a file holds, or holds as `model` or `state_dict`."""
+    """The dict of tensors in a file, at the top level or under `model` or `state_dict`."""
     for key in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
