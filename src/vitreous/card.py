@@ -1,4 +1,4 @@
-"""What a model that leaves its run takes along: the run's record, and a card that is made of it and nothing else."""
+"""What is shared with a model outside its run: the run's record, and a card generated from that record alone."""
 
 import csv
 from pathlib import Path
@@ -16,7 +16,7 @@ CARD = "README.md"
 UNTESTED = (
     "There were no test images: the figures are of the validation images, which helped to choose, and may be too good."
 )
-# the rest is of one machine
+# the rest is specific to one machine
 ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
 
 HUB_HEADER = """---
@@ -27,7 +27,7 @@ tags: [vision-transformer]
 
 """
 
-# What the sets are, and what a model of them cannot know
+# What the datasets are, and the limits of a model trained on them
 SETS = {
     "digits": (
         "Handwritten digits of 8 x 8 pixels from scikit-learn: E. Alpaydin, C. Kaynak, Optical Recognition of "
@@ -53,10 +53,10 @@ SETS = {
 
 
 def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str | None = None) -> None:
-    """Write what is shared of a finished run: its bundle, its record and its card; nothing of the machine.
+    """Write what is shared of a finished run: its bundle, record and card, without anything about the local machine.
 
-    results: as its results.json shall say; with figures of float16, the weights are stored in it. repo: owner/name on
-    the Hub, if it goes there. Where the images lay on the machine is left out, and so is the command.
+    results: the content of results.json; if it has float16 figures, the weights are stored in float16. repo: owner/name
+    on the Hub, if it goes there. The images' local path and the command are left out.
     """
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
     recipe = read_recipe(str(run / "recipe.yaml"))
@@ -84,7 +84,7 @@ def finished(run: Path) -> dict[str, Any]:
 
 
 def card(folder: Path, repo: str | None = None) -> str:
-    """The model card of a shared folder, from the files in it. repo: owner/name of the Hub, where it lies there."""
+    """The model card of a shared folder, from the files in it. repo: owner/name on the Hub, if it is there."""
     name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(str(folder / "recipe.yaml"))
     data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
     config, preprocess, class_names, temperature = read_config(folder)
@@ -171,7 +171,7 @@ Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}. SH
 
 
 def _headline(results: dict[str, Any]) -> str:
-    """The one figure that counts, of the weights in the folder."""
+    """The headline figure, for the weights in the folder."""
     if results["test"] is not None:
         return f"Test top-1: **{results.get('float16', results['test'])['top1']:.2%}**."
     if results["val"] is not None:
@@ -180,7 +180,7 @@ def _headline(results: dict[str, Any]) -> str:
 
 
 def origin(recipe: Recipe, results: dict[str, Any]) -> str:
-    """What the training began with, in words."""
+    """What training started from, in words."""
     if not recipe.start.weights:
         return "trained from a model that was given" if results.get("start") else "trained from scratch"
     own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
@@ -200,7 +200,7 @@ def chosen(results: dict[str, Any]) -> str:
 
 
 def measured(results: dict[str, Any]) -> str:
-    """What was measured on which images, how sure it is, and how the weights were chosen."""
+    """What was measured on which images, with its uncertainty, and how the weights were chosen."""
     seed = f"One run, seed {results['seed']}. {chosen(results)}"
     if results["test"] is None:
         return f"There were no test images. {seed}"
@@ -215,7 +215,7 @@ def measured(results: dict[str, Any]) -> str:
 
 
 def _figures(results: dict[str, Any]) -> str:
-    """Test figures of the run's weights and, where others are shared, of those, as a table."""
+    """Test figures of the run's weights and, if other weights are shared, of those, as a table."""
     precision, exact = results["precision"], results.get("float32")
     columns = {f"as trained, in {precision}": results["test"]}
     if exact is not None and precision != "float32":
@@ -241,7 +241,7 @@ def _settings(recipe: Recipe) -> str:
 
 
 def hardware(environment: dict[str, Any]) -> str:
-    """On what a run was trained: `environment.json` in words."""
+    """The hardware a run was trained on: `environment.json` in words."""
     processes = environment["processes"]
     if environment["device"] != "cpu":
         return f"{'one' if processes == 1 else processes} {environment['device']}"
@@ -250,7 +250,7 @@ def hardware(environment: dict[str, Any]) -> str:
 
 
 def read_history(run: Path) -> list[dict[str, float]]:
-    """The rows of a run's metrics.csv, one an epoch; none where there is no such file."""
+    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file."""
     if not (run / "metrics.csv").is_file():
         return []
     with (run / "metrics.csv").open() as file:

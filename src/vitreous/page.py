@@ -1,4 +1,4 @@
-"""A page that opens anywhere: one file that holds its look and its pictures, and asks nothing of the network."""
+"""A self-contained HTML page: one file with its styles and images that needs no network."""
 
 import base64
 import io
@@ -17,8 +17,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
     """A whole HTML document, in light and dark.
 
-    title: plain text. sheet: the CSS file of this kind of page, put after `page.css`, which is of all pages. body,
-    head: HTML, what stands in the one and what the other has besides.
+    title: plain text. sheet: the CSS file for this kind of page, added after `page.css`, which all pages share. body,
+    head: HTML, the content of the body and additions to the head.
     """
     style = LOOK.read_text(encoding="utf-8") + sheet.read_text(encoding="utf-8")
     return (
@@ -32,12 +32,12 @@ def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
 
 
 def write_page(file: Path, page: str) -> None:
-    """Write a `document`, whole or not at all."""
+    """Write a `document`, atomically."""
     replace_file(file, lambda part: part.write_text(page, encoding="utf-8", errors="backslashreplace"))
 
 
 def png(image: Image.Image) -> str:
-    """An image as the address that holds it, for the `src` of an <img>."""
+    """An image as a data URL, for the `src` of an <img>."""
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -31,9 +31,9 @@ from vitreous.weights import Bundle
 log = logging.getLogger("vitreous")
 
 LARGEST = 32_000_000  # bytes of a request
-PIXELS = 64_000_000  # of an image, at most: decoding takes up to 16 bytes of memory for each
-MOST = 12  # images of one form
-CONNECTIONS = 32  # at a time, each of which may hold a request; more are told to come back
+PIXELS = 64_000_000  # per image, at most: decoding takes up to 16 bytes of memory for each
+MOST = 12  # images per form
+CONNECTIONS = 32  # concurrent, each of which may hold a request; more are turned away
 NAMED = 20  # classes that the page names
 FORM = f"""<form method="post" enctype="multipart/form-data">
 <label>Up to {MOST} images, {LARGEST // 10**6} MB in all:
@@ -44,18 +44,18 @@ FOOT = "Served by Vitreous. This page loads nothing else, and runs no script."
 
 
 class Service:
-    """A model that answers one request after the other, in float32; `app` is what an ASGI server runs.
+    """A model that answers requests one at a time, in float32; `app` is the ASGI application.
 
-    run, device: as for `predict`, with its errors. name: of the model, for people. on_answer gets for each image which
-    model answered (`sha256`), the likeliest class and its probability. Raises ValueError for a model that reads no
+    run, device: as for `predict`, with its errors. name: of the model, for display. on_answer: called for each image
+    with the model's `sha256`, the likeliest class and its probability. Raises ValueError for a model that does not read
     pictures.
 
     - `GET /`: the page; `POST /`, its form: the page with the answers
     - `POST /predict?top=5`, the bytes of an image: {"classes": [...], "probabilities": [...]}, most likely first
     - `GET /model`: {"name", "sha256", "class_names", "temperature", "channels", "image_size", "parameters",
-      "vitreous"}: which model answers, and the version of this library; answered while images are judged, too
+      "vitreous"}: which model answers, and the version of this library; available while images are judged, too
 
-    What cannot be answered gets a status from 400 on, with {"error": "..."}, or the page that says so.
+    Failed requests get a status of 400 or above, with {"error": "..."}, or a page with the error.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Service:
         self.sha256 = self.bundle.digest()
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
-        predict(self.bundle, [], device=device)  # so that a device that is not there is told now
-        self._alone = Lock()  # for explaining hooks into the model
+        predict(self.bundle, [], device=device)  # so that a missing device is reported now
+        self._alone = Lock()  # because explaining hooks into the model
         routes = [
             Route("/", self._ask_page, methods=["GET", "POST"]),
             Route("/predict", self._post_image, methods=["POST"]),
@@ -129,7 +129,7 @@ class Service:
         shots, notes = [], ""
         for file, content in images:
             try:
-                with self._alone:  # for each, so that a program need not wait for all images of a form
+                with self._alone:  # per image, so that other requests need not wait for the whole form
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
                     self.on_answer(self.sha256, found.classes[0], found.probabilities[0])
                 shots.append(_answered(found, file))
@@ -141,7 +141,7 @@ class Service:
         return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}'
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:
-        """The form, below the answers to what was sent by it."""
+        """The form, below the answers to the images sent with it."""
         names, facts = self.bundle.class_names, {"Classes": f"{self.config.num_classes:,}"}
         facts |= {"Parameters": f"{self.parameters:,}", "Image size": " x ".join(map(str, self.config.image_size))}
         form = FORM.replace("$address", escape(f"{request.base_url}predict"))
@@ -158,7 +158,7 @@ class Service:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; port 0: any that is free. Raises ValueError where it cannot."""
+    """A listening socket; port 0: any free port. Raises ValueError if it cannot be opened."""
     if not host:
         raise ValueError("the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine")
     try:
@@ -170,9 +170,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(service: Service, listener: socket.socket) -> None:
-    """Answer what comes to the socket until the process is told to end: Ctrl-C raises KeyboardInterrupt.
+    """Serve requests on the socket until the process is told to end: Ctrl-C raises KeyboardInterrupt.
 
-    What is under way then has three seconds to end. Lowers the number of pixels that Pillow opens, in this process.
+    Requests in progress then have three seconds to finish. Lowers Pillow's limit on image pixels, in this process.
     """
     Image.MAX_IMAGE_PIXELS = PIXELS // 2  # Pillow warns from here on, and refuses from twice as many
     options = {"log_level": "warning", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 3}
@@ -180,10 +180,10 @@ def serve(service: Service, listener: socket.socket) -> None:
 
 
 class AnswerLog:
-    """A CSV file that grows by a line for each answer: when (UTC), the model, the class, its probability; no image.
+    """A CSV file that grows by a line per answer: time (UTC), model, class, probability; no image.
 
-    Raises ValueError for another table, OSError for a place where nothing can be written. A line that cannot be written
-    later on warns, and the answer goes out.
+    Raises ValueError if the file is another table, OSError if it cannot be written. If a later line cannot be written,
+    a warning is logged and the answer still goes out.
     """
 
     HEAD = ("time", "model", "answer", "probability")
@@ -210,12 +210,12 @@ class AnswerLog:
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=400)  # for nobody
+    return Response(status_code=400)  # nobody receives it
 
 
 def _check_length(request: Request) -> None:
     length = request.headers.get("content-length")
-    if length is None or "transfer-encoding" in request.headers:  # which would count instead
+    if length is None or "transfer-encoding" in request.headers:  # which would take precedence
         raise HTTPException(411, "the request does not say its length: send Content-Length")
     if int(length) > LARGEST:
         raise HTTPException(413, f"{int(length):,} bytes: send at most {LARGEST:,} at a time")

@@ -1,4 +1,4 @@
-"""Every picture. The only folder that knows matplotlib."""
+"""All plots. The only folder that imports matplotlib."""
 
 from vitreous.plots.insight import (
     attention_distance,

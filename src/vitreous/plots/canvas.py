@@ -1,4 +1,4 @@
-"""What all pictures share: colours, images as they are, and files. Figures are made without matplotlib's state."""
+"""Shared by all plots: colours, drawing images, and saving. Figures are made without matplotlib's global state."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from matplotlib.ticker import MaxNLocator
 
 from vitreous.files import replace_file
 
-BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # told apart by the colour-blind, too (Paul Tol's "muted")
+BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # colour-blind safe (Paul Tol's "muted")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture, and the folder it goes to."""
+    """Write a figure, creating its folder if needed."""
     replace_file(path, lambda part: figure.savefig(part, dpi=120, format="png"))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what a model looks at, and of the model itself."""
+"""Plots of what a model looks at, and of the model itself."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitreous.plots.canvas import BLUE, GREEN, ROSE, plain, save, show
 
-HEAT = "inferno"  # dark to bright: read without telling colours apart
+HEAT = "inferno"  # dark to bright: readable without telling colours apart
 
 
 def explanation(
@@ -29,11 +29,11 @@ def explanation(
     curves: Mapping[str, Sequence[np.ndarray]] | None = None,
     path: Path,
 ) -> None:
-    """What an answer rests on. image: (C, H, W) in 0..1; top: classes with probabilities; target: the one explained,
-    against: the one it is explained against, of_class: if the method asks for one.
+    """What a prediction rests on. image: (C, H, W) in 0..1; top: classes with probabilities; target: the class
+    explained, against: the one it is contrasted with, of_class: whether the method depends on the class.
 
-    maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by number
-    of the head. curves: deletion and insertion, each (shares, probabilities, those of random orders).
+    maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
+    number. curves: deletion and insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     asked = f"speaks for {_short(target[0])} ({target[1]:.1%})" if of_class else "the model looks at, for any class"
@@ -160,7 +160,7 @@ def depth_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
 
 
 def token_norms(norms: Mapping[str, np.ndarray], path: Path) -> None:
-    """Lengths of the tokens by kind, each (L + 1, quantiles): the lowest, the middle and the highest of all images."""
+    """Norms of the tokens by kind, each (L + 1, quantiles): minimum, median and maximum over all images."""
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     for (kind, values), color, marker in zip(norms.items(), (BLUE, ROSE, GREEN), "os^", strict=False):
@@ -175,7 +175,7 @@ def token_norms(norms: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def _answer(axes: Axes, top: Sequence[tuple[str, float]], target: str) -> None:
-    """The likeliest classes as bars, the one that is explained in another colour."""
+    """The likeliest classes as bars, the explained one in another colour."""
     bars = axes.barh(range(len(top)), [p for _, p in top], color=[ROSE if name == target else BLUE for name, _ in top])
     axes.bar_label(bars, [f"{p:.1%}" for _, p in top], padding=3, fontsize=9)
     axes.set_yticks(range(len(top)), [_short(name) for name, _ in top], fontsize=9, parse_math=False)
@@ -186,7 +186,7 @@ def _answer(axes: Axes, top: Sequence[tuple[str, float]], target: str) -> None:
 
 
 def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Deletion and insertion of one image, beside random orders."""
+    """Deletion and insertion of one image, with random orders for comparison."""
     for (kind, (shares, values, random)), color in zip(curves.items(), (ROSE, BLUE), strict=True):
         for order, line, name in ((values, "-", kind), (random, ":", "in random orders")):
             area = ((order[1:] + order[:-1]) / 2 * np.diff(shares)).sum()

@@ -1,4 +1,4 @@
-"""Pictures of a run: how it learned, and what it takes for what."""
+"""Plots of a run: learning curves, confusion matrix, images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def learning_curves(
 ) -> None:
     """Loss and top-1 by epoch, training and validation, with the epoch whose weights were kept.
 
-    chosen_by: the figure that chose it, and its name; it has a curve, too.
+    chosen_by: the metric that chose it, and its name; it is plotted, too.
     """
     shown = {"loss": "loss", "top1": "top-1"} | dict([chosen_by])
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
@@ -36,7 +36,7 @@ def learning_curves(
 
 
 def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path) -> None:
-    """counts (K, K), row the true class: each row as shares; numbers and names where there is room for them."""
+    """counts (K, K), row the true class: each row as shares; numbers and names if they fit."""
     K = len(class_names)
     side = min(max(4.5, 0.5 * K + 2), 14)
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")

@@ -1,4 +1,4 @@
-"""What a run has become, as one page that opens anywhere: no scripts, no network, light and dark."""
+"""A run's results as one self-contained page: no scripts, no network, light and dark."""
 
 from vitreous.report.reports import evaluation_report, folds_report, train_report
 

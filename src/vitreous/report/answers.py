@@ -1,4 +1,4 @@
-"""What a judged split tells: figures, confusions, classes, calibration, and the images that say most."""
+"""Report sections on an evaluated split: figures, confusions, classes, calibration, and the most telling images."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -26,7 +26,7 @@ from vitreous.report.charts import heat_map, reliability_chart, reliability_lege
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
 from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
-SHOWN = 12  # images of a gallery
+SHOWN = 12  # images per gallery
 FEW = 5  # classes up to which a confusion matrix has large squares
 NUMBERED = 20  # classes up to which a confusion matrix shows numbers
 HARDEST = 20  # classes that are shown at once
@@ -44,7 +44,7 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
 
 
 def fold_results_section(parts: Sequence[Judged], values: dict[str, str], chosen: str) -> Section:
-    """The same of a cross-validation, whose parts were answered by a model each."""
+    """The same for a cross-validation, each part predicted by its own model."""
     counts = sum(confusion(part.logits, part.labels) for part in parts)
     return _results({"folds": pooled_figures(parts)}, [counts], values, chosen)
 
@@ -52,7 +52,7 @@ def fold_results_section(parts: Sequence[Judged], values: dict[str, str], chosen
 def _results(
     figures: dict[str, dict[str, Any]], counts: Sequence[np.ndarray], values: dict[str, str], chosen: str
 ) -> Section:
-    """figures: by split. counts: their confusions."""
+    """figures: by split. counts: their confusion matrices."""
     name, first = list(figures.items())[-1]
     low, high = top1_interval(first)
     head = "".join(f'<th scope="col">{SPLIT_LABELS[name]}</th>' for name in figures)
@@ -80,7 +80,7 @@ many such images. {macro}</p></div></div>"""
 
 
 def _figure(key: str, figures: dict[str, Any]) -> str:
-    """A figure, shares of images with their interval."""
+    """A figure as text, with an interval for shares of images."""
     if key not in ("top1", "top5"):
         return figure_text(key, figures[key])
     low, high = top1_interval(figures, key)
@@ -90,7 +90,7 @@ def _figure(key: str, figures: dict[str, Any]) -> str:
 def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section]:
     """Where the model errs, how sure it is, and pictures of both: on the test images, else on validation.
 
-    own: whether they are of the model's own data, so that `explain RUN test:7` finds what is called so here.
+    own: whether the images are the model's own data, so that `explain RUN test:7` finds an image labelled so here.
     """
     if not judged:
         return []
@@ -100,7 +100,7 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
 
 
 def fold_sections(parts: Sequence[Judged]) -> list[Section]:
-    """The same of a cross-validation."""
+    """The same for a cross-validation."""
     text = "The logits of each fold are divided by its own temperature, fitted on its validation images if it has any."
     where = f"Of all {sum(len(part.labels) for part in parts):,} images, by the model that had not seen the image."
     return _sections(parts, where, text, own=True)
@@ -124,7 +124,7 @@ def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: 
 
 
 def _confusion(counts: np.ndarray, names: Sequence[str]) -> str:
-    """The matrix, with numbers where there is room for them, beside the pairs that are confused most."""
+    """The matrix, with numbers if they fit, next to the pairs confused most."""
     if len(names) <= NUMBERED:
         matrix = scroll(_matrix(counts, names), "Confusion matrix")
     else:
@@ -137,7 +137,8 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _matrix(counts: np.ndarray, names: Sequence[str]) -> str:
-    """counts (K, K) as a table, coloured by shares of the row; mistakes by their roots, so that few are seen too."""
+    """counts (K, K) as a table, coloured by shares of the row; mistakes by their square roots, so that few show,
+    too."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     upright = " class=upright" if max(map(len, names)) > 2 else ""
     titles = [f'title="{escape(name)}"' for name in names]
@@ -162,7 +163,7 @@ def _matrix(counts: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _pairs(counts: np.ndarray, names: Sequence[str]) -> str:
-    """The pairs of classes that are confused most."""
+    """The pairs of classes confused most."""
     K, images = len(names), np.maximum(counts.sum(axis=1), 1)
     wrong = np.where(np.eye(K, dtype=bool), 0, counts)
     order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
@@ -179,7 +180,7 @@ def _pairs(counts: np.ndarray, names: Sequence[str]) -> str:
 
 
 def _classes(counts: np.ndarray, names: Sequence[str]) -> str:
-    """Per class: images, the share that is found with its interval, precision and F1; the hardest first."""
+    """Per class: images, recall with its interval, precision and F1; the hardest first."""
     figures, rows = class_figures(counts), []
     for k in sorted(range(len(names)), key=lambda k: (figures[k].recall is None, figures[k].recall, k)):
         images, _, right, recall, precision, f1 = figures[k]
@@ -212,7 +213,7 @@ def _head(*names: str, text: int = 1) -> str:
 
 
 def _temperature(answers: Judged, fitted_here: bool) -> str:
-    """What the bundle's temperature is. fitted_here: whether it was fitted on these images."""
+    """Describe the bundle's temperature. fitted_here: whether it was fitted on these images."""
     temperature = answers.bundle.temperature
     if temperature == 1:
         return (
@@ -227,7 +228,8 @@ def _temperature(answers: Judged, fitted_here: bool) -> str:
 
 
 def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, text: str) -> str:
-    """Charts of reliability, with what to make of them. scaled: logits (N, K) over a temperature. text: over which."""
+    """Reliability charts and how to read them. scaled: logits (N, K) over a temperature. text: about that
+    temperature."""
     meaning = (
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
         "ECE is the mean distance from that, over all answers."
@@ -242,7 +244,7 @@ def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, text: st
 
 
 def _coverage(scaled: Tensor, labels: Tensor) -> str:
-    """From how sure on the answers can be trusted: a row for each threshold."""
+    """Accuracy among the predictions above each confidence threshold, one row per threshold."""
     count, rows = len(labels), []
     for threshold, kept, right in coverage(scaled, labels, THRESHOLDS):
         share = interval = ""
@@ -260,7 +262,7 @@ def _coverage(scaled: Tensor, labels: Tensor) -> str:
 
 
 def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool) -> str:
-    """The surest mistakes and the least sure hits, each beside what spoke for the answer. shares: (N, K)."""
+    """The most confident mistakes and the least confident hits, each next to its evidence map. shares: (N, K)."""
     galleries = {
         "The surest mistakes": confident_mistakes(shares, labels, SHOWN),
         "The least sure right answers": uncertain_hits(shares, labels, SHOWN),
@@ -278,7 +280,7 @@ def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool
 
 
 def _answered_by_part(parts: Sequence[Judged], rows: Tensor, shares: Tensor, method: Method, own: bool) -> list[str]:
-    """`_answered` of rows (n,) of all parts one after the other, each by its own model."""
+    """`_answered` for rows (n,) of all parts concatenated, each by its own model."""
     items, first = {}, 0
     for part in parts:
         last = first + len(part.labels)
@@ -290,13 +292,13 @@ def _answered_by_part(parts: Sequence[Judged], rows: Tensor, shares: Tensor, met
 
 
 def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own: bool) -> list[str]:
-    """One figure an image: what it is, what was answered, and how sure."""
+    """One figure per image: what it is, what was predicted, and how confidently."""
     bundle = answers.bundle
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
     where = next(bundle.model.parameters()).device
     truths = answers.labels[rows]
     answered, second = shares[rows].topk(2).indices.unbind(dim=1)
-    others = second.where(answered == truths, truths)  # the class that the answer is told from
+    others = second.where(answered == truths, truths)  # the class that the answer is contrasted with
     asked = (torch.from_numpy(pixels).to(where), answered.to(where), method, others.to(where))
     maps = evidence(bundle, *asked).cpu().numpy()
     items = []
@@ -308,7 +310,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
         text += confidence_bar(shares[row, answer], wrong=not right)
         text += f"<small>{'or' if right else 'is'} {escape(names[other])} ({shares[row, other]:.1%})</small>"
         place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
-        if own and place.startswith("row "):  # the name by which one asks about it
+        if own and place.startswith("row "):  # the name that `explain` takes
             place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"

@@ -1,6 +1,6 @@
-"""Charts as inline SVG: stretched to their place by the page, so that text stays text of the same size at any width.
+"""Charts as inline SVG, stretched to fit by the page, with text outside the SVG so that its size never changes.
 
-Everything is drawn in a box of 100 x 100 and coloured by classes of `layout.css`, which knows light and dark.
+Everything is drawn in a box of 100 x 100 and coloured by classes of `layout.css`, which handles light and dark.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from vitreous.metrics import Reliability, calibration_error
 
 COLORS = 8  # classes s0..s7
-STRIPS = 400  # points up to which a chart answers the mouse
+STRIPS = 400  # points up to which a chart has tooltips
 
 
 class Line(NamedTuple):
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 def line_chart(
     title: str, lines: Sequence[Line], *, x_label: str, percent: bool = False, kept: float | None = None
 ) -> str:
-    """Curves over a common axis; kept: where a vertical line marks what was kept."""
+    """Curves over a common axis; kept: where a vertical line marks the kept epoch."""
     lines = [line for line in map(_finite, lines) if len(line.x)]
     if not lines:
         return ""
@@ -70,7 +70,7 @@ def line_chart(
 
 
 def reliability_chart(title: str, bins: Reliability) -> str:
-    """How often answers are right by how sure they are, and how many there are of each kind."""
+    """Accuracy by confidence, and how many predictions fall into each bin."""
     width, error = 100 / len(bins.count), calibration_error(bins)
     parts = [_gridlines(np.array([0, 50, 100]))]
     counts, told = [], []
@@ -119,10 +119,10 @@ def share_bar(value: float, low: float, high: float) -> str:
 
 
 def heat_map(counts: np.ndarray, title: str) -> str:
-    """A confusion matrix of many classes: one small square a pair, the stronger the larger its share of the row."""
+    """A confusion matrix of many classes: one small square per pair, stronger for a larger share of the row."""
     K = len(counts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    levels = np.ceil(5 * np.sqrt(shares)).astype(int)  # few are told from none
+    levels = np.ceil(5 * np.sqrt(shares)).astype(int)  # so that few differ from none
     parts = []
     for kind, where in {"wrong": ~np.eye(K, dtype=bool), "right": np.eye(K, dtype=bool)}.items():
         for level in range(1, 6):
@@ -133,7 +133,7 @@ def heat_map(counts: np.ndarray, title: str) -> str:
 
 
 def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
-    """One dot with its interval a row: (name, value, low, high), shares of 1, over a common axis."""
+    """One dot with its interval per row: (name, value, low, high), shares of 1, over a common axis."""
     scale = ticks(min(row[2] for row in rows), max(row[3] for row in rows))
     low, high = scale[0], scale[-1]
     along = partial(_along, low=low, high=high)
@@ -170,19 +170,19 @@ def ticks(low: float, high: float, whole: bool = False) -> np.ndarray:
 
 
 def _finite(line: Line) -> Line:
-    """Without the points that are no numbers."""
+    """The line without its non-finite points."""
     x, y = np.asarray(line.x, float), np.asarray(line.y, float)
     good = np.isfinite(x) & np.isfinite(y)
     return line._replace(x=x[good], y=y[good])
 
 
 def _along(values: float | Sequence[float] | np.ndarray, low: float, high: float) -> np.ndarray:
-    """Where values lie between low, at 0, and high, at 100."""
+    """Values scaled so that low is at 0 and high at 100."""
     return 100 * (np.asarray(values, float) - low) / (high - low)
 
 
 def _strips(lines: Sequence[Line], across: Callable[[float], np.ndarray], x_label: str, percent: bool) -> str:
-    """Invisible strips, one a point, that tell their values under the mouse."""
+    """Invisible strips, one per point, whose tooltips show the values."""
     at = sorted({float(x) for line in lines for x in line.x})
     if len(at) > STRIPS:
         return ""
@@ -216,7 +216,7 @@ def _value(value: float, percent: bool) -> str:
 
 
 def _numbers(values: np.ndarray) -> list[str]:
-    """As few decimals as tell them apart."""
+    """Formatted with just enough decimals to tell them apart."""
     step = abs(values[1] - values[0]) if len(values) > 1 else 1.0
     if 0 < step < 1e-5 or max(abs(values)) >= 1e6:
         return [f"{v:.1e}".replace("e-0", "e-").replace("e+0", "e") if v else "0" for v in values]

@@ -1,4 +1,4 @@
-"""Finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
+"""Compare finished runs: figures with intervals, cost, and where their recipes differ."""
 
 import csv
 import statistics
@@ -24,15 +24,15 @@ from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, lay_out, scroll
 from vitreous.weights.bundle import find_record
 
-# by which the pixels of the same images differ
+# settings that change the pixels of the same images
 FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "start.weights")
 
-AGAINST = "  against the first"  # what the rows with p-values are called
+AGAINST = "  against the first"  # the name of the rows with p-values
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run folder says of itself."""
+    """The contents of a run folder."""
 
     name: str
     results: dict[str, Any]
@@ -42,12 +42,12 @@ class Finished:
     history: list[dict[str, float]]
     """Rows of `metrics.csv`; none for a shipped model."""
     answers: Path
-    """`answers.csv`, which a shipped model has not."""
+    """`answers.csv`, which a shipped model does not have."""
 
     @cached_property
     def answered(self) -> dict[str, dict[tuple[str, str, int], tuple[bool, str]]]:
-        """By split, whether each answer is right, and the group of its image, by place and class of the image, and by
-        how many times it has come, as a table may name one twice."""
+        """By split, whether each answer is right and the group of its image, keyed by the image's path, its class, and
+        how often it has come up so far, since a table may list an image twice."""
         splits: dict[str, dict[tuple[str, str, int], tuple[bool, str]]] = {}
         times = Counter()
         if self.answers.exists():
@@ -64,7 +64,7 @@ class Finished:
 
 
 def read_run(run: Path | str) -> Finished:
-    """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for what is none."""
+    """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for anything else."""
     folder = find_record(run) or Path(run)
     cross = (folder / "fold-1").is_dir()
     files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
@@ -76,7 +76,7 @@ def read_run(run: Path | str) -> Finished:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     if cross:
         results = _pooled(results)
-        judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest is of all
+        judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest covers them all
         data = {"name": data["name"], "hash": {"test": judged}}
     return Finished(
         name=str(run).rstrip("/"),
@@ -96,7 +96,7 @@ def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
-    """The rows of the first table: what a figure is called, and its text for each run."""
+    """The rows of the first table: the name of a figure, and its text for each run."""
 
     def row(name: str, text: Callable[[Finished], str | None]) -> tuple[str, list[str]]:
         return name, [text(run) or "" for run in runs]
@@ -142,11 +142,11 @@ def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 
 
 def against(first: Finished, run: Finished, split: str) -> str | None:
-    """How much better a run answers the same images: the images that it alone has right, to those that the first has.
+    """How much better a run does on the same images: those only it gets right against those only the first run does.
 
-    p: how often answers of equal worth would differ as much, by an exact sign test of the images (McNemar 1947), or of
-    their groups where they come in such. Images are paired by their names, or by their order where their pixels and
-    labels are the same. None where they are not known to be the same.
+    p: how often equally good models would differ as much, by an exact sign test over the images (McNemar 1947), or over
+    their groups if they come in groups. Images are paired by name, or by order if their pixels and labels are the same.
+    None if they are not known to be the same.
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
@@ -159,7 +159,7 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
         digest, other = (each.data.get("hash", {}).get(split) for each in (first, run))
         if "by_fold" in run.results or digest is None or digest != other or len(ours) != len(theirs):
             return "images of other names"
-        theirs = dict(zip(ours, theirs.values(), strict=True))  # the folder was moved, or lies elsewhere
+        theirs = dict(zip(ours, theirs.values(), strict=True))  # the folder was moved or is elsewhere
     gains = {image: theirs[image][0] - right for image, (right, _) in ours.items()}
     by_group = Counter()
     for image, gain in gains.items():
@@ -187,13 +187,14 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 
 
 def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """What recipes are worth whose runs differ in nothing but the seed: a heading for each, and rows as of `figures`.
+    """Results of recipes whose runs differ only in the seed: a heading for each, and rows as in `figures`.
 
-    None for a recipe of one seed. The interval of a difference of means is Welch's (1947), of seeds drawn anew.
+    Recipes with a single seed are left out. The interval of a difference of means is Welch's (1947), over newly drawn
+    seeds.
     """
     by_recipe: dict[str, list[Finished]] = {}
     for run in runs:
-        cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed cuts, too
+        cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed determines, too
         by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), []).append(run)
     several = [found for found in by_recipe.values() if len({run.recipe["seed"] for run in found}) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
@@ -214,22 +215,22 @@ def _mean_and_sd(key: str, values: Sequence[float | None]) -> str:
 
 
 def _difference(first: Sequence[float | None], other: Sequence[float | None]) -> str:
-    """Of the means of two shares, in points, with its 95% interval."""
+    """The difference between the means of two shares, in points, with its 95% interval."""
     if None in [*first, *other]:
         return ""
     from scipy.stats import ttest_ind
 
     gain = f"{100 * (statistics.mean(other) - statistics.mean(first)):+.2f} points"
-    if len(set(first)) == len(set(other)) == 1:  # which tell nothing of how seeds differ
+    if len(set(first)) == len(set(other)) == 1:  # no information on how seeds differ
         return gain
     low, high = ttest_ind(other, first, equal_var=False).confidence_interval(0.95)
     return f"{gain} (95% interval {100 * low:+.2f} to {100 * high:+.2f})"
 
 
 def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val")) -> str:
-    """A sentence of runs whose figures are not of the same images; "" where they are, or where that is not known.
+    """A warning if runs were not judged on the same images; "" if they were, or if that is not known.
 
-    Of images that were fitted in different ways it is known by the names of their sets alone.
+    For images that were resized or cropped differently, only the names of their datasets can tell.
     """
     for split in splits:
         judged = [run for run in runs if run.figure(split, "top1") is not None]

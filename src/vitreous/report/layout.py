@@ -1,4 +1,4 @@
-"""How every report is laid out: `layout.html` filled with sections, and the pieces of HTML that these share."""
+"""The layout of all reports: `layout.html` filled with sections, and the pieces of HTML they share."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -13,13 +13,13 @@ from vitreous.report.pictures import picture
 
 LAYOUT = Path(__file__).with_suffix(".html")
 SHEET = Path(__file__).with_suffix(".css")
-ICON = '<link rel="icon" href="data:,">\n'  # for which browsers would ask otherwise
+ICON = '<link rel="icon" href="data:,">\n'  # which browsers would request otherwise
 FOOT = "Written by Vitreous. This page is one file: it loads nothing and sends nothing."
 SPLIT_LABELS = {"train": "training", "val": "validation", "test": "test", "given": "given", "folds": "held-out"}
 
 
 class Section(NamedTuple):
-    """A part of the page. anchor: what links to it end with."""
+    """A section of the page. anchor: the fragment of links to it."""
 
     anchor: str
     title: str
@@ -50,7 +50,7 @@ def tiles(values: dict[str, str]) -> str:
 
 
 def facts(values: dict[str, str]) -> str:
-    """Names with what there is to say of each."""
+    """A table of names and values."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in values.items()
     )
@@ -63,7 +63,7 @@ def scroll(table: str, label: str) -> str:
 
 
 def gallery(shots: Iterable[str], kind: str) -> str:
-    """Images in a grid. kind: `small`, or `pairs` where each has a map beside it."""
+    """Images in a grid. kind: `small`, or `pairs` if each has a map next to it."""
     return f'<ul class="gallery {kind}">{"".join(shots)}</ul>'
 
 
@@ -73,12 +73,12 @@ def shot(pixels: np.ndarray, alt: str, text: str, more: Sequence[str] = ()) -> s
 
 
 def confidence_bar(share: float, wrong: bool = False) -> str:
-    """How sure an answer is, as a bar below it."""
+    """The confidence of a prediction, as a bar below it."""
     return f'<div class="sure{" wrong" if wrong else ""}"><i style="width:{share:.1%}"></i></div>'
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Seconds in human-readable form."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

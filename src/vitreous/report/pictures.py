@@ -11,28 +11,28 @@ from vitreous.explain.methods import STEPS
 from vitreous.model import ViTConfig
 from vitreous.page import png
 
-LARGEST = 160  # pixels a side of a picture in the page
-SMALL = 64  # pixels a side up to which a picture is enlarged with its pixels left to see
+LARGEST = 160  # pixels per side of a picture in the page
+SMALL = 64  # pixels per side up to which a picture is enlarged with visible pixels
 HEAT = np.array([255, 176, 0])
-LARGE = 20e9  # products of tokens and weights in all passes of the default method, past which a report makes but one
+LARGE = 20e9  # tokens times weights over all passes of the default method, above which a report makes only one
 
 
 def confident_mistakes(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Rows of wrong answers, the surest first: probabilities (N, K), labels (N,) -> at most (count,)."""
+    """Rows of wrong answers, most confident first: probabilities (N, K), labels (N,) -> at most (count,)."""
     confidence, answers = probabilities.max(dim=1)
     wrong = (answers != labels).nonzero().flatten()
     return wrong[confidence[wrong].argsort(descending=True, stable=True)][:count]
 
 
 def uncertain_hits(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Rows of right answers, the least sure first: probabilities (N, K), labels (N,) -> at most (count,)."""
+    """Rows of right answers, least confident first: probabilities (N, K), labels (N,) -> at most (count,)."""
     confidence, answers = probabilities.max(dim=1)
     right = (answers == labels).nonzero().flatten()
     return right[confidence[right].argsort(stable=True)][:count]
 
 
 def picture(pixels: np.ndarray, alt: str) -> str:
-    """An <img> that holds its pixels, uint8 (C, H, W); large ones are made smaller."""
+    """An <img> that holds its pixels, uint8 (C, H, W); large ones are shrunk."""
     gray = pixels.shape[0] < 3
     image = Image.fromarray(pixels[0] if gray else np.ascontiguousarray(pixels[:3].transpose(1, 2, 0)))
     if max(image.size) > LARGEST:
@@ -53,6 +53,6 @@ def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
 
 
 def cheap_method(config: ViTConfig) -> Method:
-    """How a report looks for evidence: by the default method, or for a large model by one of a single pass."""
+    """The explanation method of a report: the default, or for a large model one that needs a single pass."""
     weights = config.depth * (4 + 2 * config.mlp_ratio) * config.dim**2
     return DEFAULT if config.tokens * weights * STEPS < LARGE else "gradient_rollout"

@@ -1,4 +1,4 @@
-"""The reports that training and evaluation end with."""
+"""The reports written at the end of training and evaluation."""
 
 import statistics
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
 ONCE = {"f1_micro", "ece_unscaled", "groups", "effective_count"}  # left out of the table of folds
-# what figures of a run's own images are worth
+# how far figures on a run's own images can be trusted
 CAUTION = {
     "val": "These validation images helped to choose the model, so the figures may be too good.",
     "train": "The model learnt from these images, so the figures are too good.",
@@ -82,7 +82,7 @@ def train_report(
 def folds_report(folder: Path, parts: Sequence[Judged], recipe: Recipe, runs: Sequence[dict[str, Any]]) -> None:
     """Write `report.html` into the folder of a finished cross-validation.
 
-    parts: each fold's model on the part that it had not seen. runs: the folds' `results.json`.
+    parts: each fold's model on its held-out part. runs: the folds' `results.json`.
     """
     data, environment = (read_json(folder / "fold-1" / f"{name}.json") for name in ("data", "environment"))
     config, count = parts[0].bundle.model.config, sum(len(part.labels) for part in parts)
@@ -113,7 +113,7 @@ def folds_report(folder: Path, parts: Sequence[Judged], recipe: Recipe, runs: Se
 
 
 def _by_fold(runs: Sequence[dict[str, Any]]) -> str:
-    """A row a fold of what its model was judged by, and their means."""
+    """One row of figures per fold, and their means."""
     names = [key for key in NAMES if None not in [run["test"].get(key) for run in runs] and key not in ONCE]
     rows = [(f"fold {fold}", run["test"]) for fold, run in enumerate(runs, start=1)]
     rows.append(("mean", {key: statistics.mean(run["test"][key] for run in runs) for key in names}))
@@ -166,7 +166,7 @@ def evaluation_report(
 
 
 def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> str:
-    """Loss, top-1, what chose the epoch and learning rate, by epoch; a probe, which has no epochs, has none of them."""
+    """Loss, top-1, the metric that chose the epoch and learning rate, by epoch; a probe, without epochs, has none."""
     if "learning_rate" not in history[0]:
         return "<p>The head was fitted in one go, to features that were computed once.</p>"
     epochs = [row["epoch"] for row in history]
