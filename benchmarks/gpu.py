@@ -227,7 +227,7 @@ def time_models(
 
 
 def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
-    """Images a second: the median and both quartiles."""
+    """Images per second: the median and both quartiles."""
     return {
         f"{kind}_images_per_second": batch / seconds["median"],
         f"{kind}_quartiles": [batch / seconds["high"], batch / seconds["low"]],
@@ -235,7 +235,7 @@ def rates(kind: str, seconds: dict[str, float], batch: int) -> dict[str, Any]:
 
 
 def forget_compiled(device: torch.device) -> None:
-    """Start anew with compiling, for torch compiles some forms of a function and runs further ones as they are."""
+    """Reset the compiler: torch compiles only some forms of a function and runs further ones uncompiled."""
     if device.type == "cuda":
         torch.compiler.reset()
         torch.cuda.empty_cache()
@@ -309,7 +309,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def note(file: Path, line: dict[str, Any], out: Path) -> None:
-    """Append one JSON line to a file, and bring the file to `out`."""
+    """Append one JSON line to a file, and copy the file to `out`."""
     with file.open("a") as stream:
         stream.write(json.dumps(line) + "\n")
     shutil.copyfile(file, out / file.name)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: fair timing, the machine that a figure belongs to, and its way into a document."""
+"""Shared by the benchmarks: fair timing, the machine a figure belongs to, and writing results into documents."""
 
 import re
 import statistics
@@ -48,7 +48,7 @@ def interleaved(
 
 
 def now(device: torch.device) -> float:
-    """The time in seconds, when all work given to the device is done."""
+    """The time in seconds, once all work queued on the device is done."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -96,7 +96,7 @@ def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write results as JSON, and say so."""
+    """Write results as JSON and print where."""
     write_json(path, results)
     print(f"written to {path.name}")
 
@@ -113,7 +113,7 @@ def between(values: Sequence[float], form: str) -> str:
 
 
 def threads(machine: dict[str, Any]) -> str:
-    """How many a machine computed with, in words."""
+    """How many threads a machine computed with, in words."""
     return f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
 
 

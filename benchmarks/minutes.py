@@ -28,7 +28,7 @@ class Timed(NamedTuple):
     sd: float | None
     n: int
     as_it_is: bool
-    """Without other settings than the recipe's own."""
+    """Whether only the recipe's own settings were used."""
 
 
 def timed(results: list[dict]) -> list[Timed]:
@@ -46,7 +46,7 @@ def timed(results: list[dict]) -> list[Timed]:
 
 
 def has_bf16(machine: dict) -> bool:
-    """Whether the processor has units for bf16: without them its products are far slower than in float32."""
+    """Whether the processor has bf16 units; without them bf16 products are far slower than float32."""
     return machine["matmul_gflops"]["bf16"] > machine["matmul_gflops"]["float32"]
 
 

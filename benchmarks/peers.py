@@ -56,7 +56,7 @@ SHAPES = {
 
 
 class TextbookBlock(nn.Module):
-    """A block as tutorials write it."""
+    """A block as written in tutorials."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class TextbookBlock(nn.Module):
 
 
 class Textbook(nn.Module):
-    """A Vision Transformer as tutorials write it, with `nn.MultiheadAttention`."""
+    """A Vision Transformer as written in tutorials, with `nn.MultiheadAttention`."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def run(kind: str, mode: str, precision: str) -> None:
 
 
 def flops(kind: str) -> int:
-    """Of the matrix products and convolutions in a step, a multiplication and an addition being two."""
+    """Of the matrix products and convolutions in a step, counting a multiply-add as two."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
         run(kind, "eager", "float32")
     return counter.get_total_flops()

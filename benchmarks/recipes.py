@@ -18,7 +18,7 @@ from vitreous.recipe import read_recipe
 
 
 def run_folder(recipe: str, overrides: list[str], seed: int) -> Path:
-    """Where a run of a shipped recipe lies: whoever wants its figures finds it there and trains it once."""
+    """The folder of a run of a shipped recipe, shared by all benchmarks so that it is trained only once."""
     return Path("runs/benchmarks") / f"{experiment_name(recipe, overrides)}-{seed}"
 
 

@@ -1,4 +1,4 @@
-"""What the reproductions share: an experiment and its fixes, how it is trained, and what is kept of a run."""
+"""Shared by the reproductions: an experiment and its fixes, how it is trained, and what is kept of a run."""
 
 import copy
 import time
@@ -56,9 +56,9 @@ class Setup:
     validation: float = 0.0
     """Share of the training images held out."""
     watch: Literal["val", "test"] | None = None
-    """What is judged after each pass."""
+    """What is evaluated after each epoch."""
     keep_best: bool = False
-    """Keep the weights of the best pass by what is watched, not the last."""
+    """Keep the weights of the best epoch by the watched metric, not the last."""
     rises: int | None = None
     """Stop when the watched loss has risen so many times in a row."""
     sittings: int = 1
@@ -222,7 +222,7 @@ def train_epoch(
 
 
 def command(experiment: Experiment, fixed: frozenset[str], seed: int, epochs: int, images: int | None = None) -> str:
-    """What gives the same run again."""
+    """The command that reproduces the run."""
     words = ["python -m reproductions", experiment.name]
     if fixed:
         words += ["--fix", *(["all"] if fixed == frozenset(experiment.fixes) else sorted(fixed))]
