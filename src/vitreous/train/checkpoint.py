@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on as if it had never stopped, in one file that is whole or not there."""
+"""All the state needed to resume a run as if it had never stopped, in one file that is written atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from vitreous.files import replace_file
 
-FORMAT = 4  # raised where other things are kept, or mean something else: a run must not go on with other numbers
+FORMAT = 4  # bumped whenever the content or its meaning changes: a run must not resume with different numbers
 CPU = torch.device("cpu")
 
 
 def random_state(device: torch.device = CPU) -> dict[str, Tensor]:
-    """Of torch's generators in this process that computes on `device`: those of other GPUs would start up there."""
+    """The state of torch's generators for the CPU and `device`; reading that of another GPU would initialise it."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -23,15 +23,15 @@ def random_state(device: torch.device = CPU) -> dict[str, Tensor]:
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Tensor]] | None = None) -> None:
-    """Write tensors and plain values. random: `random_state` of each process, unless given of this one, on a CPU."""
+    """Write tensors and plain values. random: `random_state` of each process, by default this one's for the CPU."""
     content = content | {"format": FORMAT, "random": random or [random_state()]}
     replace_file(path, lambda part: torch.save(content, part))
 
 
 def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote and put the random generators of process `rank` back.
+    """Read what `save_checkpoint` wrote and restore the random generators of process `rank`.
 
-    A process more than there were keeps its own. Raises ValueError for a damaged file.
+    A process with no saved state keeps its own. Raises ValueError for a damaged file or another format.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

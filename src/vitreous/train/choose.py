@@ -1,4 +1,4 @@
-"""From what the user typed to a recipe and its data, and the recipe fitted to them."""
+"""Turn what the user typed into a recipe and its data, and fit the recipe to the data."""
 
 import json
 from dataclasses import replace
@@ -11,15 +11,15 @@ from vitreous.files import path_of
 from vitreous.recipe import Recipe, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
-SMALL = 64  # pixels a side, up to which images are read as they are
+SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
-FOLDER_PASSES = 500_000  # images that the chosen recipes let a model see, within 20 to 300 epochs
-TUNING_PASSES = 1_000  # the same for one that is trained already, within 3 to 30
-PROBED = 10_000  # training images up to which its head is fitted first: beyond, that takes long and matters less
+FOLDER_PASSES = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
+TUNING_PASSES = 1_000  # the same for fine-tuning, within 3 to 30 epochs
+PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
-    """--from, --arch and --revision as settings. A path becomes absolute, so that it holds wherever one resumes."""
+    """--from, --arch and --revision as settings. A path is made absolute, so the run can be resumed from anywhere."""
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
@@ -37,12 +37,12 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
 def choose_recipe(
     source: str | None, name: str | None, overrides: list[str], run: Path | None = None, device: str = "auto"
 ) -> tuple[Recipe, ImageSet | None, str]:
-    """The recipe for DATA, with its data loaded if that was needed to choose, and a line that says how it was chosen.
+    """The recipe for DATA, the data if choosing required loading it, and a line that explains the choice.
 
-    source: DATA. name: a recipe's name or file. run: the folder of a run to resume, whose own recipe serves unless
-    another is asked for, with DATA where that is given, as its images may lie elsewhere now. A recipe that is named
-    nowhere is finetune where there are weights to start from, else the one called like DATA, without a GPU the one
-    called DATA-amx or DATA-cpu where there is one, else one for its size.
+    source: DATA. name: a recipe's name or file. run: the folder of a run to resume; its own recipe is used unless
+    another is given, and DATA says where its images are now. Without a name, the recipe is finetune if there are
+    weights to start from, else the one named after DATA (without a CUDA GPU, DATA-amx or DATA-cpu if it exists), else
+    one for the size of the images.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
@@ -74,7 +74,7 @@ def choose_recipe(
 
 
 def recipe_like(source: str, device: str) -> tuple[str, str]:
-    """The recipe of a named set for a device, and a line that says so where there are several."""
+    """The recipe of a named set for a device, and a line that explains the choice if there are several."""
     small, fast = f"{source}-cpu", f"{source}-amx"
     if small not in recipe_names():
         return source, ""
@@ -98,17 +98,17 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
 
 
 def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
-    """The data that a recipe names. fetch: as for `load`. Raises ValueError where it names none."""
+    """Load the data that a recipe names. fetch: as for `load`. Raises ValueError if it names none."""
     if not recipe.data.source:
         raise ValueError("the recipe names no data: give data, or set data.source")
     return load(recipe.data.source, skip_broken=recipe.data.skip_broken, fetch=fetch)
 
 
 def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
-    """The data that a recipe names, unless it is given, and the recipe as it fits: with no name of other data.
+    """The recipe with the data it names, or with `data` if given: then the recipe does not name any other.
 
-    Broken files are left out where either says so, and then both do. Folds are cut by `seed` where no `split_seed` is
-    given, all of them or one alone. Raises ValueError for data of one class.
+    `skip_broken` is set in both if it is set in either. Folds are drawn with `seed` unless `split_seed` is given, for
+    all folds as for a single one. Raises ValueError for data with one class.
     """
     if data is None:
         data = data_of(recipe)
@@ -117,7 +117,7 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
     if len(data.class_names) < 2:
         raise ValueError(f"{data.source} has one class, '{data.class_names[0]}': training needs two at least")
     if recipe.data.source is not None:
-        recipe = recipe.with_options("data", source=data.source)  # a path is absolute then, and holds anywhere
+        recipe = recipe.with_options("data", source=data.source)  # an absolute path, valid from any folder
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
         recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     skip_broken = recipe.data.skip_broken or data.skip_broken
@@ -125,10 +125,10 @@ def with_data(recipe: Recipe, data: ImageSet | None) -> tuple[Recipe, ImageSet]:
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
-    """The recipe with image size, channels and classes of the data, where it names none itself.
+    """The recipe with image size, channels and classes taken from the data where it sets none itself.
 
-    The images' own size is rounded to whole patches. Raises ValueError for images of many sizes where the recipe gives
-    none, and for what the recipe asks for and the data does not have.
+    The images' own size is rounded to whole patches. Raises ValueError for images of many sizes if the recipe sets
+    none, and for settings that need something the data lacks.
     """
     size = recipe.model.image_size
     if "image_size" not in recipe.model.model_fields_set:
@@ -143,6 +143,6 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
             )
     channels = data.train.images.channels
     asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
-    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are turned into each other
+    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are converted to each other
         raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
     return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))

@@ -1,4 +1,4 @@
-"""The only file that knows accelerate: devices, processes, backward, trackers."""
+"""The only file that uses accelerate: devices, processes, backward, trackers."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,29 +16,29 @@ from vitreous.device import pick_device
 from vitreous.extras import need
 from vitreous.messages import first_line
 
-LONGEST_WAIT = timedelta(hours=12)  # of processes for each other, as while one decodes the images for all
+LONGEST_WAIT = timedelta(hours=12)  # for another process, such as the one that decodes the images for all
 
 T = TypeVar("T")
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints and writes, as the launcher says before anything has started."""
+    """Whether this process prints and writes: by the launcher's environment, so known before anything has started."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class Engine:
-    """The processes of a run, seen from one of them. Started alone, or by `accelerate launch` or `torchrun`.
+    """The processes of a run, as seen by one of them, started alone or by `accelerate launch` or `torchrun`.
 
-    They compute with each other on `device`. What they agree upon goes through a group of its own on the host, so
-    that it does not wait for the device.
+    They compute together on `device`. Their decisions go through a separate group on the host, which does not wait
+    for the device.
     """
 
     def __init__(self, device: str = "auto", *, track: tuple[str, ...] = ()):
-        for name in track:  # accelerate leaves out in silence what is not installed
+        for name in track:  # accelerate silently drops trackers that are not installed
             need(f"track={name}", [name], "track")
-        # the recipe's precision and compiling count, not the launcher's; the trackers' folder is given when they start
+        # the recipe sets precision and compilation, not the launcher; the trackers' folder is set when they start
         options = {"mixed_precision": "no", "dynamo_backend": "no", "log_with": list(track) or None, "project_dir": "."}
-        if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of the first run of a process
+        if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of a process's first run
             AcceleratorState._reset_state(reset_partial_state=True)
             where = pick_device(device)
             with _environment("ACCELERATE_TORCH_DEVICE", str(where)):
@@ -53,7 +53,7 @@ class Engine:
         self._tracked = bool(track)
 
     def prepare(self, model: nn.Module, optimizers: list) -> tuple[nn.Module, list]:
-        """Place and wrap the model and its optimisers. On GPUs, BatchNorm sees the batches of all processes."""
+        """Place and wrap the model and its optimisers. On GPUs, BatchNorm is synchronised across processes."""
         if self.processes > 1 and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model, *optimizers = self._accelerator.prepare(model, *optimizers)
@@ -64,7 +64,7 @@ class Engine:
         return self._accelerator.unwrap_model(model)
 
     def gradients(self, model: nn.Module, last: bool) -> AbstractContextManager:
-        """Around the forward and backward of one part of a batch: processes exchange gradients at the last only."""
+        """For the forward and backward of one part of a batch: gradients are synchronised in the last part only."""
         return nullcontext() if last else self._accelerator.no_sync(model)
 
     def backward(self, loss: Tensor) -> None:
@@ -75,17 +75,17 @@ class Engine:
         return self._accelerator.reduce(values, "sum")
 
     def gather(self, values: Tensor) -> Tensor:
-        """Rows (n, ...) of each process, on the host -> rows of all, in the processes' order."""
+        """Rows (n, ...) of each process -> rows of all processes in rank order, both on the host."""
         return self._accelerator.gather(values.to(self.device)).cpu() if self.processes > 1 else values
 
     def copy_buffers(self, model: nn.Module) -> None:
-        """Give all processes the main one's buffers: without SyncBatchNorm, running statistics differ among them."""
+        """Broadcast the main process's buffers: without SyncBatchNorm, running statistics differ across processes."""
         if self.processes > 1:
             for buffer in model.buffers():
                 distributed.broadcast(buffer, src=0)
 
     def max(self, *values: float) -> list[float]:
-        """The largest that any process has, for each of these. They go by it where each has its own clock or signal."""
+        """The maximum of each value over processes, to agree where each has its own clock or signals."""
         if self.processes == 1:
             return list(values)
         largest = torch.tensor(values, dtype=torch.float64)
@@ -93,7 +93,7 @@ class Engine:
         return largest.tolist()
 
     def from_main(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns in the main process, the only one to call it. All raise its ValueError or OSError."""
+        """Call `ask` in the main process only; all return its result, or raise its ValueError or OSError."""
         if self.processes == 1:
             return ask()
         answer: Any = None
@@ -109,20 +109,20 @@ class Engine:
         return box[0]
 
     def from_all(self, value: T) -> list[T]:
-        """Every process's value, in their order."""
+        """The value of every process, in rank order."""
         values: list[Any] = [value] * self.processes
         if self.processes > 1:
             distributed.all_gather_object(values, value, group=self._hosts)
         return values
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.processes > 1:
             distributed.barrier(self._hosts)
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
-        """One process of each machine goes through alone, before the others: what it keeps on disk serves them."""
+        """One process per machine runs the block before the others, which then use what it has written to disk."""
         first = self._accelerator.is_local_main_process
         if not first:
             self.wait()
@@ -134,14 +134,14 @@ class Engine:
 
     @contextmanager
     def trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> Iterator[None]:
-        """While inside, `log` reaches the trackers. tracker_id: of no other run. resumed: they may know it already."""
+        """While inside, `log` reaches the trackers. tracker_id: unique to the run. resumed: they may know the id."""
         failed = True
         try:
             self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
             yield
             failed = False
         finally:  # else the next run of this process would be logged as this one
-            for tracker in self._accelerator.trackers:  # `end_training` would also part the processes
+            for tracker in self._accelerator.trackers:  # `end_training` would also destroy the process group
                 if tracker.name == "wandb":
                     tracker.run.finish(exit_code=int(failed))
                 else:
@@ -161,7 +161,7 @@ class Engine:
         }
         try:
             self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
-        except Exception as error:  # each tracker has errors of its own
+        except Exception as error:  # each tracker raises types of its own
             raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -170,7 +170,7 @@ class Engine:
 
 
 def shared_device(name: str) -> str:
-    """`cpu` or `cuda`: where several processes compute. Raises ValueError where they cannot."""
+    """The device for several processes, `cpu` or `cuda`. Raises ValueError if they cannot compute there."""
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device '{name}' is not for several processes: use cpu or cuda, of which each takes its own")
     device, processes = pick_device(name).type, int(os.environ.get("LOCAL_WORLD_SIZE", 1))

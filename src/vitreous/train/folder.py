@@ -1,4 +1,4 @@
-"""The run folder: where a run's files go, and the small ones among them."""
+"""The run folder: names of its files, claiming and locking it, and a record of the environment."""
 
 import fcntl
 import itertools
@@ -27,14 +27,14 @@ LOG = Path("train.log")
 METRICS = Path("metrics.csv")
 ANSWERS = Path("answers.csv")
 CLASSES = Path("classes.csv")
-NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run, or a start that failed, may leave
-# keys that may change on the way; whether the data is the same, its hash tells
+NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run or a failed start may leave behind
+# keys that may differ when a run is resumed; the data itself is compared by its hash
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
 
 
 @contextmanager
 def optional(file: Path) -> Iterator[Path]:
-    """While inside, `file` is drawn or written: an error warns that it could not be, and never loses a run."""
+    """For drawing or writing `file`: an error is logged as a warning and never loses a run."""
     try:
         yield file
     except Exception as error:
@@ -42,7 +42,7 @@ def optional(file: Path) -> Iterator[Path]:
 
 
 def next_folder(name: str) -> Path:
-    """Make the next free `runs/<name>`: digits, digits-2, digits-3, ... Of runs that begin at once each has its own."""
+    """Make the next free `runs/<name>`: digits, digits-2, digits-3, ... Runs that start at once get different names."""
     RUNS.mkdir(exist_ok=True)
     for number in itertools.count(1):
         folder = RUNS / (name if number == 1 else f"{name}-{number}")
@@ -70,9 +70,9 @@ def check_claim(folder: Path, resume: bool) -> None:
 
 
 def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = False) -> Path:
-    """The run folder, with nothing in it that would be lost: by default the next free `runs/<name>`.
+    """The run folder, by default the next free `runs/<name>`, checked to hold nothing that would be lost.
 
-    A dry run has one of its own there, so that the name stays free.
+    A dry run uses `runs/<name>-dry-run` instead, so that the name stays free.
     """
     if out is None and resume:
         raise ValueError("resume needs the run folder: give it as out")
@@ -85,9 +85,9 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
 
 @contextmanager
 def alone(folder: Path) -> Iterator[Path]:
-    """While inside, no other run uses `folder`, as far as the system can tell. Raises ValueError, OSError."""
+    """Lock `folder` against other runs while inside, if the file system has locks. Raises ValueError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)  # the lock goes when the process does, however that ends
+    handle = os.open(folder, os.O_RDONLY)  # the lock is released when the process ends, however it does
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -102,11 +102,11 @@ def alone(folder: Path) -> Iterator[Path]:
 
 
 def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> None:
-    """A resumed run goes on by its own recipe: raises ValueError that names the first difference.
+    """Raises ValueError naming the first setting that a resumed run would change.
 
-    saved: the recipe as a dict. What does not change the training may differ.
+    saved: the run's own recipe as a dict. Settings that do not affect training may differ.
     """
-    saved = flat(Recipe.model_validate(saved).model_dump(mode="json"))  # with what was the default before it was a key
+    saved = flat(Recipe.model_validate(saved).model_dump(mode="json"))  # fills in defaults of keys that are newer
     for key, value in flat(recipe.model_dump(mode="json")).items():
         if saved.get(key) != value and key not in FREE:
             raise ValueError(
@@ -116,8 +116,8 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
 
 
 def environment(device: torch.device, precision: str, processes: int) -> dict[str, Any]:
-    """Versions, hardware and the command: what someone needs to know to get the same figures."""
-    program = Path(sys.argv[0]).name.replace("__main__.py", "vitreous")  # as python -m calls it
+    """Versions, hardware and the command: what is needed to reproduce the figures."""
+    program = Path(sys.argv[0]).name.replace("__main__.py", "vitreous")  # when run by python -m
     return {
         "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Cross-validation: a run for each part of the training images, and what they say together."""
+"""Cross-validation: one run per fold of the training images, and their pooled results."""
 
 import csv
 import shlex
@@ -38,15 +38,14 @@ def fit_folds(
     pictures: bool = True,
     console: Console | None = None,
 ) -> Run:
-    """Train `recipe.data.folds` times, each time tested on one stratified part of the training images.
+    """Train `recipe.data.folds` times, each time with one stratified fold of the training images held out for testing.
 
-    Each fold is a run of its own in <out>/fold-1, fold-2, ...: its validation images are the set's own, or cut from the
-    other parts, so that the part it is judged on chooses nothing. The set's own test images are not opened. The folds
-    are cut by `data.split_seed`, or by `seed` unless that is given: other seeds repeat the cross-validation with other
-    parts. `results.json` in `out` holds the figures of all folds, their mean and standard deviation, `answers.csv` what
-    each image was answered by the model that had not seen it; `classes.csv` and `confusion.png` count that, and
-    `report.html` shows it. `resume` goes on where the folds stopped; dry_run tries the first one. Raises ValueError as
-    `fit` does.
+    Each fold is a run of its own in <out>/fold-1, fold-2, ... Its validation images are the set's own, or are split off
+    from the other folds, so that the held-out fold selects nothing. The set's own test images are not opened. Folds are
+    drawn with `data.split_seed`, by default `seed`: other seeds repeat the cross-validation with other folds. In `out`,
+    `results.json` holds the figures of all folds with their mean and standard deviation, `answers.csv` the answer for
+    each image by the model that had not seen it, `classes.csv` and `confusion.png` count these, and `report.html` shows
+    them. `resume` continues where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
     recipe, data = with_data(recipe, data)
@@ -54,7 +53,7 @@ def fit_folds(
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
     check_unseen(recipe, data)
-    if recipe.start.weights is not None:  # whose model it is
+    if recipe.start.weights is not None:  # the model is that of the weights
         recipe = load_start(recipe, data.class_names).recipe
     recipe = fit_to_data(recipe, data.divided(recipe.with_options("data", fold=1).data))
     folds = recipe.data.folds
@@ -91,7 +90,7 @@ def fit_folds(
 
 
 def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
-    """The results of a fold, where it has ended already. Raises ValueError where it is of other images."""
+    """The results of a fold that is finished, else None. Raises ValueError if it was trained on other images."""
     if not (own / "results.json").exists():
         return None
     if differs(data.divided(part.data), read_json(own / "data.json")):
@@ -104,9 +103,9 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
 def conclude(
     folder: Path, recipe: Recipe, data: ImageSet, device: torch.device, runs: list[dict[str, Any]], pictures: bool
 ) -> dict[str, Any]:
-    """Write what the folds say together, and return the content of `results.json`.
+    """Write the pooled results of all folds, and return the content of `results.json`.
 
-    Each fold's model is asked once more about the part that it had not seen. pictures: `confusion.png`, `report.html`.
+    Each fold's model is evaluated once more on its held-out fold. pictures: `confusion.png`, `report.html`.
     """
     parts = []
     for fold, run in enumerate(runs, start=1):
@@ -134,9 +133,9 @@ def conclude(
 
 
 def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool) -> None:
-    """Write each image's answer by the model that had not seen it, and these counted; pictures: draw that, too.
+    """Write each image's answer by the model that had not seen it, and their counts; pictures: draw the counts, too.
 
-    They are the test rows of the folds' own `answers.csv`.
+    The answers are the test rows of the folds' own `answers.csv`.
     """
     from sklearn.metrics import confusion_matrix
 
@@ -156,7 +155,7 @@ def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...],
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure on the held-out parts the values by fold, their mean and their standard deviation (n - 1)."""
+    """For each figure on the held-out folds: its values, their mean and their standard deviation (n - 1)."""
     results: dict[str, Any] = {
         "folds": len(runs),
         "n": len(runs),

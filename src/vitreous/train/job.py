@@ -1,4 +1,4 @@
-"""A run under way: made from a recipe and its data, trained, saved, gone back to."""
+"""A run in progress: built from a recipe and its data, trained, saved and restored."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ log = logging.getLogger("vitreous")
 
 
 class Job:
-    """A run under way: its parts, made from the recipe and the data, and the places its hooks write to."""
+    """A run in progress: its parts, built from the recipe and the data, and where its hooks write."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Job:
         self.given = start is None and model is not None
         model = ViT(recipe.model) if model is None else model
         if engine.rank:
-            torch.manual_seed(recipe.seed + engine.rank)  # dropout of its own, on the same start weights
+            torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
         model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.model, self.optimizers = engine.prepare(model, make_optimizers(model, recipe.optim))
@@ -87,10 +87,10 @@ class Job:
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
         self.state = State()
         self.head: Head | None = None  # of a probe
-        self.kept: ViT | None = None  # the weights to be the run's model, until they are written
+        self.kept: ViT | None = None  # weights that the next `save` writes as the run's model
 
     def _load_images(self) -> None:
-        """Decode and place the training and validation images. The test images are left alone until the end."""
+        """Decode the training and validation images and place them. Test images are not touched before the end."""
         data, recipe = self.data, self.recipe
         make = partial(
             Batches,
@@ -103,7 +103,7 @@ class Job:
         )
         if self.start is not None:
             self.preprocess = self.start.preprocess
-            self.plain_batches = make(data.train, self.preprocess)  # as validation and test images are read
+            self.plain_batches = make(data.train, self.preprocess)  # read like validation and test images
         else:
             unmeasured = Preprocess(
                 image_size=recipe.model.image_size,
@@ -115,7 +115,7 @@ class Job:
             self.plain_batches = make(data.train, unmeasured)
             self.preprocess = self.plain_batches.measured()
         size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
-        whole = {} if self.start else {"crop_fraction": 1.0}  # what random crops are cut from
+        whole = {} if self.start else {"crop_fraction": 1.0}  # random crops are cut from whole images
         cut_from = self.preprocess.model_copy(update={"image_size": size} | whole)
         self.train_batches = self.plain_batches
         if cut_from != self.preprocess:
@@ -123,9 +123,9 @@ class Job:
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, keep: bool) -> None:
-        """Print what is about to be trained on what, and draw the first batch as the model will see it.
+        """Print a summary of data and model, and draw the first batch as the model will see it.
 
-        keep: of a run that begins, whose findings in the data go into `train.log`, too.
+        keep: for a new run, whose findings about the data also go to `train.log`.
         """
         for line in self.start.lines if self.start else ():
             say(self.console, line)
@@ -174,10 +174,10 @@ class Job:
             self._features(self.plain_batches, self.recipe.optim.batch_size)
             times.append(time.monotonic())
         else:
-            whole = self.recipe.with_options("augment", shrink=1.0)  # the first images may be small
+            whole = self.recipe.with_options("augment", shrink=1.0)  # early images may be smaller
 
             def done(_: State, loss: Tensor) -> None:
-                loss.item()  # waits for a GPU, as the loop does not
+                loss.item()  # waits for the GPU, which the loop does not
                 times.append(time.monotonic())
 
             self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
@@ -196,7 +196,7 @@ class Job:
         on_step: Callable[[State, Tensor], None] | None,
         on_epoch: Callable[[dict[str, float]], None] | None,
     ) -> bool:
-        """Run the loop to its end, or to Ctrl-C: then False, with everything saved."""
+        """Train to the end. Returns False when interrupted, with everything saved."""
         recipe, state = self.recipe, self.state
         with (
             Display(
@@ -229,18 +229,18 @@ class Job:
         write_csv(self.folder / METRICS, rows[0], (row.values() for row in rows))
 
     def check_begun(self) -> None:
-        """Raises ValueError where there is nothing to end: no pass is complete."""
+        """Raises ValueError if there is nothing to finish, as no epoch is complete."""
         if not self.state.epoch:
             raise ValueError(f"no pass of the run in {self.folder} is complete: go on with it by --resume")
 
     def keep_present(self) -> None:
-        """End training here: without validation images, which choose among epochs, the present weights are kept."""
+        """End training here. Without validation images to choose the best epoch, the current weights are kept."""
         if self.val_batches is None:
             self.state.best_epoch = self.state.epoch
             self.keep(self.engine.unwrap(self.model) if self.average is None else self.average.module)
 
     def probe(self) -> None:
-        """Fit the head alone, to features that are computed once. For the main process, which then has the model."""
+        """Fit only the head, on features computed once. For the main process, which alone has the model then."""
         begun = time.monotonic()
         state = self.state
         features = self._features_by_split()
@@ -258,7 +258,7 @@ class Job:
         self.write_history()
 
     def probe_first(self) -> None:
-        """Fit the head to the features as they are before training; the main process does it for all."""
+        """Fit the head to the features before training starts; the main process does it for all."""
         begun = time.monotonic()
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
@@ -278,12 +278,12 @@ class Job:
             linear.bias.copy_(head.bias)
 
     def _features_by_split(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Features (N, D) and labels (N,) of `train` and, where there are validation images, of `val`."""
+        """Features (N, D) and labels (N,) of `train` and, if there are validation images, of `val`."""
         splits = {"train": self.plain_batches, "val": self.val_batches}
         return {name: (self._features(part), part.labels) for name, part in splits.items() if part is not None}
 
     def _features(self, batches: Batches, count: int | None = None) -> Tensor:
-        """Of the images of a split, or of the first `count`: (N, D)."""
+        """Features (N, D) of a split's images, or of the first `count`."""
         model = self.engine.unwrap(self.model)
         rows = torch.arange(len(batches))[:count]
         return split_logits(model, batches, self.preprocess, self.precision, rows, features=True)
@@ -304,16 +304,16 @@ class Job:
                 state=self.state,
                 hooks=hooks,
             )
-        finally:  # however it ends: the model may be the caller's
+        finally:  # even after an error: the model may be the caller's
             self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
 
     def remember(self, model: nn.Module) -> None:
-        """Take a copy of these weights, to be the run's model with the next `save`, as writing takes its time."""
+        """Copy these weights, for the next `save` to write as the run's model: writing them each time would be slow."""
         if self.engine.main:
             self.kept = copy.deepcopy(model)
 
     def save(self) -> None:
-        """Write the checkpoint, after the weights that it knows to be kept."""
+        """Write the checkpoint, and before it any kept weights, which it refers to."""
         if self.kept is not None:
             self.keep(self.kept)
             self.kept = None
@@ -332,7 +332,7 @@ class Job:
             save_checkpoint(self.checkpoint, content, random)
 
     def restore(self) -> None:
-        """Go back to the checkpoint. Raises ValueError when it is damaged, or the recipe or the data has changed."""
+        """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, content["recipe"], self.folder)
         record = read_json(self.folder / "data.json")

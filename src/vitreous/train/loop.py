@@ -27,35 +27,34 @@ CHECKPOINT_SECONDS = 60
 
 @dataclass
 class State:
-    """Where a run stands: with weights, optimisers, float16's scale and random generators, all that a checkpoint
-    keeps."""
+    """The progress of a run; a checkpoint holds this, weights, optimisers, float16's scale and random generators."""
 
     epoch: int = 0
-    """Passes completed."""
+    """Epochs completed."""
     step: int = 0
-    """Steps done of the pass under way; over the images of all processes in them, the sum of the `loss`, the number of
-    `correct` answers, and that of `images`."""
+    """Steps done in the current epoch; over these and all processes, the summed `loss`, the number of `correct` answers
+    and the number of `images`."""
     loss: float = 0.0
     correct: float = 0.0
     images: int = 0
     seen: int = 0
-    """Images over the whole run."""
+    """Images seen over the whole run."""
     train_seconds: float = 0.0
-    """In training steps, over the whole run."""
+    """Time in training steps over the whole run."""
     total_seconds: float = 0.0
-    """Of the passes: training steps, validation, checkpoints and hooks."""
+    """Time of all epochs: training steps, validation, checkpoints and hooks."""
     compile_seconds: float = 0.0
-    """Part of both: the first step of each image size, where it compiled; little is learnt in it."""
+    """Part of both: the first step at each image size, if it compiled; little is learnt in it."""
     val_seconds: float = 0.0
-    """The longest validation."""
+    """Time of the longest validation."""
     best_epoch: int = 0
-    """From 1, the one whose weights are kept; 0: none yet."""
+    """The epoch whose weights are kept, counted from 1; 0: none yet."""
     best: tuple[float, float] = (-math.inf, 0.0)
-    """The validation figure of `best_by` and minus the loss of the best epoch: higher is better."""
+    """The best epoch's validation figure by `best_by`, and its negative validation loss: higher is better."""
     history: list[dict[str, float]] = field(default_factory=list)
-    """One row an epoch: the columns of `metrics.csv`."""
+    """One row per epoch: the columns of `metrics.csv`."""
     tracker_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which a tracker knows a run that goes on."""
+    """Identifies a resumed run to its trackers."""
 
 
 @dataclass
@@ -63,17 +62,17 @@ class Hooks:
     """What the loop calls; each does nothing unless given."""
 
     on_step: Callable[[State, Tensor], None] = lambda state, loss: None
-    """After each step: the state and the batch's loss, of this process's share and still on the device."""
+    """After each step: the state and the loss of this process's share of the batch, still on the device."""
     report: Callable[[State, float, float], None] = lambda state, loss, top1: None
-    """At the end of a pass, before a save, and at most twice a second in between: the state, and mean loss and top-1 of
-    the pass so far."""
+    """At the end of an epoch, before a save, and at most twice a second in between: the state, and the epoch's mean
+    loss and top-1 so far."""
     on_epoch: Callable[[dict[str, float]], None] = lambda row: None
-    """After each pass: its row of `metrics.csv`."""
+    """After each epoch: its row of `metrics.csv`."""
     keep: Callable[[nn.Module], None] = lambda model: None
-    """These weights are the run's model from now on: remember them as they are."""
+    """Keep these weights, as they are now, as the run's model."""
     save: Callable[[], None] = lambda: None
-    """Write a checkpoint, and with it the weights last kept. Called by all processes after the same step, as are `keep`
-    and `on_epoch`."""
+    """Write a checkpoint and the weights last kept. Like `keep` and `on_epoch`, called by all processes after the same
+    step."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after each step; the loop saves and returns when true."""
 
@@ -83,7 +82,7 @@ def augment_batch(
 ) -> tuple[Tensor, Tensor]:
     """uint8 images (B, C, H, W) and labels (B,) -> augmented images in 0..1, and labels or soft targets (B, K).
 
-    changes: of `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
+    changes: from `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
     """
     images = augment(images.float().div_(255), changes, recipe.augment, fill)
     images, targets = mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
@@ -112,17 +111,17 @@ def train_loop(
 ) -> bool:
     """Train from `state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
-    Randomness is a function of (seed, epoch, image) but for dropout and stochastic depth, which follow torch's
-    generator. Raises FloatingPointError, naming the step, when the loss stops being a number. Between two reports
-    nothing waits for the device: the host runs ahead of a GPU. But in float16, where gradients are scaled so that small
-    ones are not lost, each step waits to know whether any overflowed, and is left out if so.
+    Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
+    generator. Raises FloatingPointError, naming the step, when the loss is not finite. Between two reports nothing
+    waits for the device, so the host runs ahead of a GPU. Float16 is the exception: gradients are scaled so that small
+    ones are not lost, and each step waits to check them for overflow, and is skipped if there is any.
 
-    Processes deal the images of each batch out among them. All that decides how they go on they agree upon, for
-    each has its own clock and its own signals.
+    Each batch is divided among the processes. They agree on every decision about how to continue, as each has its own
+    clock and signals.
     """
     optim, B = recipe.optim, recipe.optim.batch_size
     steps = steps_per_epoch(len(train), B)
-    total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images a step
+    total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images per step
     weights = None
     if recipe.data.balance == "weights":
         weights = class_weights(train.labels, recipe.model.num_classes).to(engine.device)
@@ -130,7 +129,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    warm: set[tuple[int, ...]] = set()  # image sizes that are compiled, each by its first step
+    warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
     judged = bare if average is None else average.module
@@ -177,7 +176,7 @@ def train_loop(
                 warm.add(side)
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
-            if save or last or unsaid > 0.5:  # reading the loss waits until the device has done this step
+            if save or last or unsaid > 0.5:  # reading the loss waits for the device to finish this step
                 last_report, whole = now, engine.sum(totals)
                 loss, top1 = (whole / state.images).tolist()
                 _check_finite(loss, state)
@@ -203,7 +202,7 @@ def train_loop(
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row |= engine.from_main(partial(watched, logits, val.labels, "val"))
-            _check_finite(row["val_loss"], state)  # the last update may be what broke the weights
+            _check_finite(row["val_loss"], state)  # the last update may have broken the weights
             figure = -row["val_loss"] if recipe.best_by == "loss" else row[f"val_{recipe.best_by}"]
             if (figure, -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (figure, -row["val_loss"]), state.epoch + 1
@@ -233,10 +232,10 @@ def train_loop(
 
 
 def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
-    """Cross-entropy, each class's part of the targets times its weight: the mean over the images.
+    """Cross-entropy with each class's share of the targets scaled by its weight, as the mean over the images.
 
-    Smoothing spreads an image's weight evenly. torch's own multiplies that by the weights of all classes, so that
-    with a rare one among them every image would speak for it; and its mean divides by the weights in the batch.
+    Smoothing spreads an image's own weight evenly. torch's scales the smoothed part by the weight of each class, so
+    that every image would favour a rare class; and its mean divides by the weights in the batch.
     """
     if weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
@@ -258,11 +257,11 @@ def forward_backward(
     scaler: torch.amp.GradScaler,
     engine: Engine,
 ) -> Tensor:
-    """Add the gradients of this process's images of a batch, part by part, as a mean over the whole batch.
+    """Accumulate the gradients of this process's share of a batch, part by part, for the mean over the whole batch.
 
-    call: the model, as it is or compiled. scaler: by whose scale they are multiplied. size: images in the batch, of all
-    processes. weights: (K,), of the classes.
-    Returns (2,): the sum of the loss over these images, and of right answers.
+    call: the model, plain or compiled. scaler: scales the gradients. size: images in the batch over all processes.
+    weights: (K,), of the classes.
+    Returns (2,): over these images, the sum of the loss and the number of correct answers.
     """
     parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
     kind = widest_float(images.device)
@@ -272,7 +271,7 @@ def forward_backward(
             with autocast(images.device, precision):
                 logits = call(part).float()  # (B, K)
             loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
-            engine.backward(scaler.scale(loss * (len(part) * engine.processes / size)))  # processes take their mean
+            engine.backward(scaler.scale(loss * (len(part) * engine.processes / size)))  # averaged over processes
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         correct = (logits.detach().argmax(dim=1) == labels).sum()
         sums += torch.stack([loss.detach().to(kind) * len(part), correct.to(kind)])
@@ -280,10 +279,10 @@ def forward_backward(
 
 
 def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precision: str, engine: Engine) -> Tensor:
-    """Logits (N, K) of a split in its own order, for all processes, each of which answers its share of the images."""
+    """Logits (N, K) of a split in its own order, returned in all processes; each computes a share of the images."""
     engine.copy_buffers(model)
     N, P = len(val), engine.processes
-    share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # the last ones start over, so that shares are equal
+    share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # wraps around, so that shares are equal
     logits = engine.gather(split_logits(model, val, preprocess, precision, share))  # (P * n, K), process by process
     return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
 
@@ -303,7 +302,7 @@ def stop_reason(state: State, recipe: Recipe) -> str:
         return "all epochs are done"
     if recipe.patience is not None and fruitless >= recipe.patience:
         return f"{fruitless} epochs without a better {NAMES[recipe.best_by]}"
-    late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # a pass under way ends with a step
+    late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # within a pass, the loop checks it
     return f"the time limit of {recipe.time_limit:,g} s" if late else ""
 
 
@@ -313,7 +312,7 @@ def _deadline(state: State, recipe: Recipe) -> float:
 
 
 def _add_time(state: State, started: float, begun: float) -> float:
-    """Count the time since `started` as training, and since `begun` as all of the run; returns the time."""
+    """Add the time since `started` to training, set the total to the time since `begun`, and return the time now."""
     now = time.monotonic()
     state.train_seconds += now - started
     state.total_seconds = now - begun

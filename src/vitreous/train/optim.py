@@ -1,4 +1,4 @@
-"""Optimisers over the right groups of weights, their steps and their rate, and the moving average of the weights."""
+"""Optimisers and their parameter groups, optimiser steps, learning rate schedules, and the EMA of the weights."""
 
 import copy
 import math
@@ -15,10 +15,10 @@ TOKENS = ("class_token", "registers", "positions")
 
 
 def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
-    """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest; frozen ones are left out.
+    """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest; frozen weights are left out.
 
-    Only matrices and kernels decay: not norms, biases, tokens or positions. Each group remembers its peak rate, the
-    head's being in the first. Only `layer_decay` needs to know that the model is a ViT.
+    Weight decay applies to matrices and kernels, not to norms, biases, tokens or positions. Each group stores its peak
+    learning rate; the head is in the first group. Only `layer_decay` needs to know that the model is a ViT.
     """
     decayed, plain, matrices, in_three = {}, {}, {}, {}  # share of the peak rate -> weights, the last layers first
     for name, weight in reversed(list(model.named_parameters())):
@@ -57,7 +57,7 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
 
 
 def rate_share(name: str, depth: int, layer_decay: float) -> float:
-    """The peak rate of a weight as a share of the head's, which is one layer after the last of `depth` blocks.
+    """A weight's peak learning rate as a share of the head's, which is the layer after the last of `depth` blocks.
 
     The embedding is layer 0, block i (from 0) is layer i + 1, final norm, pool and head are layer depth + 1.
     Source: Bao et al. 2022, BEiT, arXiv 2106.08254; Clark et al. 2020, ELECTRA.
@@ -72,11 +72,11 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """`torch.optim.Muon`, with all matrices of one shape orthogonalised together, and in bfloat16 only where that is
+    """`torch.optim.Muon`, but all matrices of one shape are orthogonalised together, and in bfloat16 only where that is
     fast.
 
-    A group with `parts` has each of its matrices cut into so many of equal height. A convolution is a matrix of one row
-    for each output channel.
+    In a group with `parts`, each matrix is split into that many of equal height. A convolution is a matrix with one row
+    per output channel.
     Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
     """
 
@@ -85,7 +85,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:
-        """Update every weight that has a gradient. `closure` is not called; torch's interface has it."""
+        """Update every weight that has a gradient. `closure` is part of torch's interface and is not called."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             for weight in weights:
@@ -110,11 +110,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """The nearest orthogonal matrix of each, nearly: its singular values become about 1. float32 (n, rows, columns).
+    """Approximately the nearest orthogonal matrix to each, with singular values near 1. float32 (n, rows, columns).
 
     Five steps of a Newton-Schulz iteration, for which bfloat16 is precise enough.
     """
-    tall = matrices.shape[1] > matrices.shape[2]  # the smaller Gram matrix is taken
+    tall = matrices.shape[1] > matrices.shape[2]  # to use the smaller Gram matrix
     x = (matrices.mT if tall else matrices).to(torch.bfloat16 if has_fast_bf16(matrices.device) else torch.float32)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # so that no singular value is above 1
     for _ in range(5):
@@ -125,7 +125,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
-    """The rate of step `step` (from 0) of `steps`, as a share of its peak. By the clock, a step can be a fraction."""
+    """The learning rate at step `step` (from 0) of `steps`, as a share of its peak. By the clock, `step` is a float."""
     if options.schedule == "onecycle":  # Smith and Topin 2018, with the constants of torch's OneCycleLR
         rise = 0.3 * steps - 1
         if step <= rise:
@@ -143,17 +143,17 @@ def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
 
 
 def set_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
-    """Set every group's rate to `factor` of its peak."""
+    """Set every group's learning rate to `factor` times its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
 
 
 def optimizer_step(model: nn.Module, optimizers: list, scaler: torch.amp.GradScaler, clip: float | None) -> bool:
-    """Clip the gradients, of all weights together, take a step of every optimiser, and clear them.
+    """Clip the gradients by their global norm, step every optimiser, and clear the gradients.
 
-    scaler: what float16's gradients were multiplied by; for others it is disabled. Where one has overflowed, no
-    optimiser takes its step, and False is returned.
+    scaler: what scaled the gradients in float16; disabled for other precisions. If a gradient has overflowed, no
+    optimiser steps and False is returned.
     """
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
@@ -170,10 +170,10 @@ def optimizer_step(model: nn.Module, optimizers: list, scaler: torch.amp.GradSca
 
 
 class EMA:
-    """Exponential moving average of weights and buffers; its decay starts low, (1 + t) / (10 + t), and ends at `decay`.
+    """Exponential moving average of weights and buffers; its decay rises as (1 + t) / (10 + t) up to `decay`.
 
-    A full decay from the start would keep the random start weights in the average of a short run for long. `module` is
-    the averaged model; `model` has to stay where it is, as its tensors are followed.
+    With the full decay from the start, the random initial weights would stay in the average of a short run for long.
+    `module` is the averaged model; `model` must stay on its device, as its tensors are referenced.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -185,7 +185,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights after step `step`, counted from 0 over the whole run."""
+        """Average in the weights after step `step`, counted from 0 over the whole run."""
         decay = min(self.decay, (1 + step) / (10 + step)) if step else 0.0
         torch._foreach_lerp_([a for a, _ in self.real], [b for _, b in self.real], 1 - decay)
         for averaged, now in self.whole:

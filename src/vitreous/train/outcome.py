@@ -1,4 +1,4 @@
-"""What is made of a trained model: it is judged and its probabilities calibrated; figures, pictures and a report."""
+"""After training: evaluate the model, calibrate its probabilities, and write figures, plots and a report."""
 
 import logging
 from dataclasses import replace
@@ -25,9 +25,9 @@ MISTAKES = 32  # shown
 
 
 def finish(job: Job) -> dict[str, Any]:
-    """Judge the kept model on validation and test, the test images being read here for the first time.
+    """Evaluate the kept model on validation and test images, reading the test images for the first time.
 
-    For the main process alone, which has written the model. Returns the content of `results.json`.
+    Only for the main process, which has written the model. Returns the content of `results.json`.
     """
     state, judged = job.state, {}
     train, hashes = job.plain_batches.images, None
@@ -64,7 +64,7 @@ def finish(job: Job) -> dict[str, Any]:
     }
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
-    job.write_history()  # which may be of more or fewer passes, where a process was killed
+    job.write_history()  # the file may have more or fewer rows, if a process was killed
     write_answers(judged.values(), job.folder / ANSWERS)
     counts = {name: confusion(answers.logits, answers.labels) for name, answers in judged.items()}
     write_classes(counts, bundle.class_names, job.folder / CLASSES)
@@ -92,7 +92,7 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
 
 
 def _draw(job: Job, judged: dict[str, Judged]) -> None:
-    """Confusions, the surest mistakes, and learning curves."""
+    """Confusion matrices, the most confident mistakes, and learning curves."""
     plots, names = job.folder / "plots", job.data.class_names
     for name, answers in judged.items():
         with optional(plots / f"confusion_{name}.png") as file:
@@ -109,7 +109,7 @@ def _draw(job: Job, judged: dict[str, Judged]) -> None:
 
 
 def _draw_mistakes(answers: Judged, file: Path) -> None:
-    """The surest mistakes, each image with its class and the answer."""
+    """The most confident mistakes, each image with its class and the answer."""
     from vitreous.plots import image_grid
     from vitreous.report.pictures import confident_mistakes
 

@@ -1,4 +1,4 @@
-"""A linear probe: a head fitted to features that are computed once."""
+"""A linear probe: a head fitted to features computed once."""
 
 import warnings
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 3))  # C of scikit-learn, the inverse of the L2 penalty
 FOLDS = 5
-ENOUGH = 1000  # validation images from which on they choose C, in place of folds of the training images
+ENOUGH = 1000  # with so many validation images, these choose C instead of folds of the training images
 NEVER = -100.0  # the logit of a class without training images
 
 
@@ -36,9 +36,9 @@ def fit_head(
 ) -> Head:
     """Multinomial logistic regression of labels (N,) on standardised features (N, D), folded into one linear map.
 
-    Its penalty is the one of the smallest loss on the validation images, or, where these are few, on stratified folds
-    of the training images, which `seed` draws; then all training images are used. groups: (N,), each of which is kept
-    in one fold. Raises ValueError for one class.
+    The penalty is the one with the smallest loss on the validation images or, if these are few, on stratified folds of
+    the training images drawn with `seed`; the final fit uses all training images. groups: (N,), each kept within one
+    fold. Raises ValueError for one class.
     """
     X, y = features.double().numpy(), labels.numpy()
     counts = np.unique(y, return_counts=True)[1]
@@ -61,7 +61,7 @@ def fit_head(
 
 
 def _folds(y: np.ndarray, groups: np.ndarray | None, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Rows to fit and rows held out, of each stratified fold of labels (N,): none where a class is too small for two.
+    """Rows to fit and rows held out for each stratified fold of labels (N,); none if a class is too small for two.
 
     A fold of whole groups that would hold out all images of a class is left out.
     """
@@ -77,14 +77,14 @@ def _folds(y: np.ndarray, groups: np.ndarray | None, seed: int) -> list[tuple[np
 
 
 def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple[np.ndarray, np.ndarray]:
-    """Weight (K, D) and bias (K,) for the features as they are: the standardisation is folded in."""
+    """Weight (K, D) and bias (K,) for unstandardised features: the standardisation is folded in."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     mean, std = X.mean(axis=0), X.std(axis=0)
     std[std == 0] = 1
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a head short of its optimum is judged as it is
+        warnings.simplefilter("ignore", ConvergenceWarning)  # an unconverged head is judged as it is
         regression = LogisticRegression(C=C, max_iter=1000).fit((X - mean) / std, y)
     coefficients, intercepts = regression.coef_, regression.intercept_
     if len(regression.classes_) == 2:  # one row for both

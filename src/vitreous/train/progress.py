@@ -22,13 +22,13 @@ DECODING_SECONDS = 5  # between two lines
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is, however long. A reader or a terminal that has gone away ends no run."""
-    with suppress(OSError, SystemExit):  # rich exits on a closed pipe, and prints nowhere from then on
+    """Print a line as it is, without wrapping. A closed pipe or terminal does not end the run."""
+    with suppress(OSError, SystemExit):  # rich exits on a closed pipe, and prints nothing from then on
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def decoding(console: Console) -> Callable[[int, int], None]:
-    """For `decode`: says every few seconds how far it is, and nothing where it takes no longer."""
+    """A progress callback for `decode`: prints a line every few seconds, and none if decoding is faster than that."""
     said = time.monotonic()
 
     def report(done: int, total: int) -> None:
@@ -42,13 +42,13 @@ def decoding(console: Console) -> Callable[[int, int], None]:
 
 @contextmanager
 def show_log(folder: Path, console: Console) -> Iterator[None]:
-    """While inside, what the main process logs is printed, above a live bar, and also goes to `train.log`."""
+    """While inside, print what the main process logs, above a live bar, and also write it to `train.log`."""
     folder.mkdir(parents=True, exist_ok=True)
     screen = logging.Handler()
     screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
     file = logging.FileHandler(folder / LOG, delay=True)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(screen)  # whose console is quiet in other processes
+    log.addHandler(screen)  # the console is quiet in other processes
     if is_main():
         log.addHandler(file)
     try:
@@ -64,8 +64,8 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
 class Display:
     """Shows epoch, step, images/s, loss, accuracies, memory in use and time left.
 
-    best_by: the validation figure that chooses among epochs. images: that the pass under way has seen before, where a
-    run goes on.
+    best_by: the validation figure that chooses the best epoch. images: seen already in the current epoch of a resumed
+    run.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Display:
                 console=console,
                 expand=True,
             )
-        self.last = (time.monotonic(), images)  # of the last report: when, and how many images the pass had seen
+        self.last = (time.monotonic(), images)  # the last report: its time, and images seen in the epoch by then
         self.last_line = time.monotonic()
 
     def __enter__(self) -> "Display":
@@ -99,7 +99,7 @@ class Display:
                 self.bar.stop()
 
     def step(self, state: State, loss: float, top1: float) -> None:
-        """Where the run stands: the bar, or a line every half a minute. loss, top1: means of the pass so far."""
+        """Show progress: on the bar, or as a line every half minute. loss, top1: means of the epoch so far."""
         now = time.monotonic()
         rate = max(state.images - self.last[1], 0) / max(now - self.last[0], 1e-9)
         self.last = (now, state.images if state.step < self.steps else 0)
@@ -116,7 +116,7 @@ class Display:
             say(self.console, f"{where}  {figures}")
 
     def epoch(self, row: dict[str, float], best: bool) -> None:
-        """A line that stays for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
+        """Print a lasting line for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
         if row["epoch"] % -(-self.epochs // 30) and row["epoch"] != self.epochs:
             return
         self.last_line = time.monotonic()
@@ -134,7 +134,7 @@ class Display:
 
 
 def memory(device: torch.device) -> str:
-    """Memory in use: the GPU's peak and share where one computes, else the process's and the machine's share."""
+    """Memory in use: the GPU's peak and its share if there is one, else the process's RAM and the machine's share."""
     if device.type == "cuda":
         used, total = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
         return f"GPU {used / 2**30:.1f} GiB ({used / total:.0%})"

@@ -32,7 +32,7 @@ from vitreous.weights import Bundle
 def run_folder(
     engine: Engine, out: Path | str | None, name: str, resume: bool, dry_run: bool = False
 ) -> Iterator[Path]:
-    """While inside, the folder of a run, which no other run uses. Raises ValueError for one that it cannot have."""
+    """Claim and lock a run folder while inside. Raises ValueError for one that cannot be used."""
     with ExitStack() as stack:
         yield engine.from_main(lambda: stack.enter_context(alone(claimed(out, name, resume, dry_run))))
 
@@ -65,20 +65,20 @@ def fit(
     on_epoch: Callable[[dict[str, float]], None] | None = None,
     console: Console | None = None,
 ) -> Run:
-    """Train a model by a recipe; all that it leaves is in one run folder (listed in `docs/design.md`).
+    """Train a model by a recipe; everything is written to one run folder (listed in `docs/design.md`).
 
-    data: loaded from `recipe.data.source` unless given. model: a ViT to train from its present weights; unless given,
-    it is that of `recipe.start.weights`, or a new one made from `recipe.model`. out: the run folder, by default the
-    next free `runs/<name>`; of a dry run `runs/<name>-dry-run`. pictures: `plots/` and `report.html`. on_step gets the
-    state and the batch's loss, on_epoch the row of `metrics.csv`. Raises ValueError for a folder that holds a run
-    unless `resume`, which goes on where that run stopped, or `finish`, which ends it there, to be judged as it is. Of
-    several processes, each calls on_step and on_epoch.
+    data: by default loaded from `recipe.data.source`. model: a ViT to train from its current weights; by default that
+    of `recipe.start.weights`, or a new one built from `recipe.model`. out: the run folder, by default the next free
+    `runs/<name>`, or `runs/<name>-dry-run` for a dry run. pictures: `plots/` and `report.html`. on_step gets the state
+    and the batch's loss, on_epoch the row of `metrics.csv`; with several processes, each calls both. Raises ValueError
+    for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates it where it
+    stopped.
     """
     console = console or Console(quiet=not is_main())
     if model is not None and recipe.start != StartOptions():
         raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
     if dry_run:
-        model = copy.deepcopy(model)  # its few steps are not for keeps
+        model = copy.deepcopy(model)  # the caller's model stays unchanged
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
@@ -111,7 +111,7 @@ def fit(
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
-            if not resumed:  # what it began with stays
+            if not resumed:  # a resumed run keeps the first record
                 write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
         with engine.trackers(folder, flat(recipe.model_dump(mode="json")), job.state.tracker_id, resumed):
             if finish:
@@ -125,13 +125,13 @@ def fit(
                 say(console, "or evaluate it as it is: the same command with --finish instead of --resume")
                 return Run(folder)
             results = engine.from_main(partial(outcome.finish, job))
-            after = job.state.epoch + 1  # as W&B takes no step of before, where a run went on
+            after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
             return Run(folder, results)
 
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:
-    """What was judged after training, for trackers: `final_test_top1` and the like."""
+    """The figures of the final evaluation, for trackers: `final_test_top1` and the like."""
     return {
         f"final_{split}_{name}": value
         for split in ("val", "test")

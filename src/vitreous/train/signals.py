@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP, while a run trains."""
+"""Ctrl-C, SIGTERM and SIGHUP during training."""
 
 import logging
 import signal
@@ -12,8 +12,8 @@ log = logging.getLogger("vitreous")
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C, SIGTERM or SIGHUP (of a terminal that closes) only makes the yielded function
-    true; a second one stops at once. SIGHUP stays ignored where it is, as under nohup."""
+    """While inside, the first Ctrl-C, SIGTERM or SIGHUP (from a closing terminal) only makes the yielded function
+    return True; a second one stops at once. SIGHUP stays ignored if it already is, as under nohup."""
     asked: list[float] = []  # when
     before = {}
 
@@ -28,7 +28,7 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, ask)
-    except ValueError:  # signals belong to the main thread: elsewhere they stay as they are
+    except ValueError:  # only the main thread can set handlers: elsewhere they stay as they are
         pass
     try:
         yield lambda: bool(asked)

@@ -1,4 +1,4 @@
-"""A recipe and a model that start from trained weights."""
+"""Start a recipe and a model from trained weights."""
 
 import hashlib
 import logging
@@ -19,9 +19,9 @@ from vitreous.weights.load import find_weights, load_weights
 
 log = logging.getLogger("vitreous")
 
-FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change of a model
+FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
-DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # what says which images are held out
+DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # settings that decide which images are held out
 POOLS = {"cls", "cls_mean"}  # except between these two, which both read the class token and have no weights
 
 
@@ -29,24 +29,24 @@ class Start(NamedTuple):
     """What a run starts from."""
 
     recipe: Recipe
-    """With the weights' architecture, and how they want images fitted."""
+    """With the architecture of the weights, and the way they expect images to be fitted."""
     model: ViT
     preprocess: Preprocess
     facts: dict[str, Any]
     """For `results.json`."""
     lines: list[str]
-    """For the user to read: what became of the weights."""
+    """How the weights were used, for the user to read."""
 
 
 def check_unseen(recipe: Recipe, data: ImageSet) -> None:
-    """Held-out images should be new to the weights that a run starts from.
+    """Check that held-out images are new to the weights that a run starts from.
 
-    Of weights from a run on the same data that divided it otherwise: raises ValueError where folds are asked for, and
-    warns of validation images. data: not divided yet.
+    If the weights come from a run that divided the same data differently, raises ValueError for folds and warns about
+    validation images. data: not divided yet.
     """
     theirs = None
     if recipe.start.weights is not None:
-        with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
+        with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
             theirs = record_of(recipe.start.weights)[1]
     ours = recipe.data
     if theirs is None or theirs.source is None or theirs.source != ours.source:
@@ -67,11 +67,11 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> None:
 
 
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
-    """Load `recipe.start.weights`. The head is kept where its classes are these, and is a new one elsewhere.
+    """Load `recipe.start.weights`. The head is kept if its classes are `class_names`, and replaced otherwise.
 
-    The recipe may ask for another image size, to which learned positions are resampled, for another head, dropout and
-    stochastic depth, and for a head that reads the mean of the patches beside the class token, or not. Raises
-    ValueError for what else it asks of the model, and for weights that do not load.
+    The recipe may change the image size, to which learned positions are resampled, the head, dropout, stochastic depth,
+    and whether the head reads the mean of the patches along with the class token. Raises ValueError for any other
+    change of the model, and for weights that do not load.
     """
     options, given = recipe.start, recipe.model.model_dump(include=recipe.model.model_fields_set)
     recipe.check_classes(len(class_names))
@@ -103,7 +103,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         raise ValueError(one_line(error, "model.")) from error
     if config.head_hidden and not own_head and (options.probe or options.probe_first):
         raise ValueError(f"model.head_hidden is {config.head_hidden}, but a probe's head is linear: leave it out")
-    torch.manual_seed(recipe.seed)  # of a head with a hidden layer
+    torch.manual_seed(recipe.seed)  # for a new head with a hidden layer
     model = ViT(config)
     state = bundle.model.state_dict()
     kept = {name: value for name, value in state.items() if own_head or not name.startswith("head.")}
@@ -124,7 +124,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
 
 
 def check_start(recipe: Recipe, has_weights: bool) -> None:
-    """Raises ValueError for settings that need trained weights where there are none, or that a probe would ignore."""
+    """Raises ValueError for settings that need trained weights if there are none, or that a probe would ignore."""
     if not has_weights:
         needs = {
             "start.probe": recipe.start.probe,
