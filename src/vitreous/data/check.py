@@ -1,4 +1,4 @@
-"""What is worth knowing about a set before training on it: copies, leaks, balance; and its summary."""
+"""Checks of a data set before training: copies, leaks, class balance; and its summary."""
 
 import hashlib
 import unicodedata
@@ -13,14 +13,14 @@ from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_r
 from vitreous.messages import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
-DARK = 64  # of 255: what the highest level of 14 bits is in files of 16
+DARK = 64  # of 255: the highest 14-bit level in a 16-bit file
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
 def check(
     image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None, group: str | None = None
 ) -> list[str]:
-    """Findings about the splits of a run, one line each. The splits that are given are read, no other.
+    """Findings about the splits of a run, one line each. Only the splits that are given are read.
 
     group: what `data.group` says.
     """
@@ -46,7 +46,7 @@ def check(
 
 
 def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = None) -> list[str]:
-    """A line on the images of a split that are in train, too, if both are decoded. hashes: of train's, if known."""
+    """A line about images of a split that are also in train, if both are decoded. hashes: those of train, if known."""
     if not (isinstance(images, ArrayImages) and isinstance(train, ArrayImages)):
         return []
     theirs, hashes = image_hashes(images), image_hashes(train) if hashes is None else hashes
@@ -59,7 +59,7 @@ def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = 
 
 
 def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
-    """What `data.json` says of a set: counts of what is used and, where broken files are left out, of what is there;
+    """The content of `data.json`: counts of the images used and, if broken files are left out, of all images listed;
     and a hash of the pixels and labels given."""
     given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
@@ -77,11 +77,11 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
 
 
 def differs(image_set: ImageSet, record: dict, *, test: bool = True) -> bool:
-    """Whether a divided set has other classes than its `summary`, or other numbers of their images in a split.
+    """Whether a divided set differs from its `summary` in classes, or in the number of images per class in a split.
 
-    test: whether the number of its test images counts, too, on which no training depends.
+    test: whether to compare the test images too, on which no training depends.
     """
-    listed = _per_class(image_set.splits, len(image_set.class_names))  # which reads no image
+    listed = _per_class(image_set.splits, len(image_set.class_names))  # reads no image
     recorded = record.get("listed", record["per_class"])
     if not test:
         listed, recorded = ({k: v if k != "test" else None for k, v in part.items()} for part in (listed, recorded))
@@ -93,7 +93,7 @@ def _per_class(splits: dict, classes: int) -> dict[str, list[int]]:
 
 
 def _torn(image_set: ImageSet, group: str) -> list[str]:
-    """Groups with images in several splits, as a set may bring them. Reads names and columns alone."""
+    """Groups with images in several splits, as a set may come with them. Reads only names and columns."""
     groups: dict[str, set[str]] = {}
     for name, split in image_set.splits.items():
         with suppress(ValueError):  # test images need have none
@@ -108,7 +108,7 @@ def _torn(image_set: ImageSet, group: str) -> list[str]:
 
 
 def _alike(class_names: tuple[str, ...]) -> list[str]:
-    """Classes whose names are one and the same to a reader: in case, spaces or how their letters are coded apart."""
+    """Classes whose names look the same to a reader: they differ only in case, spaces or Unicode form."""
     first: dict[str, str] = {}
     findings = []
     for name in class_names:
@@ -134,7 +134,7 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
 
 
 def _stack(images: Images) -> str | None:
-    """The first file of a sample with several pages, channels or moments, of which the first is read."""
+    """The first file in a sample that holds several pages, channels or time points, of which only the first is read."""
     if isinstance(images, FileImages):
         for row in even_rows(len(images), SAMPLE):
             path = images.paths[images.rows[row]]
@@ -145,7 +145,7 @@ def _stack(images: Images) -> str | None:
 
 
 def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.ndarray) -> list[str]:
-    """Identical images within train, and those of them that carry different labels."""
+    """Identical images within train, and those among them with different labels."""
     _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
     original = first[which]  # (N,) the first row with the same pixels
     copies = np.flatnonzero(original != np.arange(len(hashes)))
@@ -174,7 +174,7 @@ def image_hashes(images: ArrayImages) -> np.ndarray:
 
 
 def digest_of(split: Split | Batches) -> str:
-    """sha256 of all labels, and of all pixels where they are decoded."""
+    """sha256 of all labels, and of all pixels if they are decoded."""
     digest = hashlib.sha256(np.asarray(split.labels).tobytes())
     if isinstance(split.images, ArrayImages):
         for image in split.images.one_by_one():

@@ -1,4 +1,4 @@
-"""Image sets in folders: what an image file is called, and a class for each folder."""
+"""Image sets in folders, one folder per class, and the suffixes of image files."""
 
 import logging
 import os
@@ -17,13 +17,13 @@ UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndp
 
 
 def read_folder(root: Path, name: str, source: str) -> ImageSet:
-    """Class folders with images: under train, val and test, or those to train on beside val and test, or directly.
+    """Class folders with images: under train, val and test; or training classes next to val and test; or alone.
 
-    Classes go by their sorted names.
+    Classes are in sorted order.
     """
     inside = _subfolders(root)
     named = [key for key in inside if key.lower() in SPLITS]
-    classes_too = [key for key in named if _has_images(inside[key])]  # called as a split is, as in CIFAR-100
+    classes_too = [key for key in named if _has_images(inside[key])]  # classes named like a split, as in CIFAR-100
     for key in classes_too:
         within = _subfolders(inside[key]).keys()
         if within & inside.keys() or (within and len(named) > 1):
@@ -70,7 +70,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
 
 
 def check_outside(path: Path, image_set: ImageSet) -> None:
-    """Raises ValueError for a place in the folder of a set where its next reading would find a class, or images."""
+    """Raises ValueError for a path inside a set's folder that would be read as a class or as images the next time."""
     root, path = Path(image_set.source), path.resolve()
     if not isinstance(image_set.train.images, FileImages) or not root.is_dir() or not path.is_relative_to(root):
         return
@@ -82,13 +82,13 @@ def check_outside(path: Path, image_set: ImageSet) -> None:
 
 
 def check_text(path: Path) -> None:
-    """Recipes, records and reports are UTF-8, and name their data and its classes."""
+    """Raises ValueError for a name that is not UTF-8: recipes, records and reports are, and name the data's classes."""
     if as_text(path) != str(path):
         raise ValueError(f"{as_text(path)} is a name that is not UTF-8: rename it")
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    """By name, sorted; hidden ones and the litter of archives left out."""
+    """Subfolders by name, sorted; hidden ones and leftovers of archives (`__...`) are left out."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return {name: folder / name for name in names if not name.startswith((".", "__"))}
 
@@ -98,18 +98,18 @@ def _has_images(folder: Path) -> bool:
 
 
 def files_below(folder: Path) -> list[str]:
-    """All images in a folder and below it, sorted; hidden ones left out, linked folders read once.
+    """All image files in a folder and below it, sorted; hidden ones are left out, linked folders read once.
 
-    Warns of pictures that are there and cannot be read.
+    Warns about pictures of kinds that are not read.
     """
 
-    def refuse(error: OSError) -> None:  # else a folder that cannot be listed counts as empty
+    def refuse(error: OSError) -> None:  # else an unreadable folder would count as empty
         raise error
 
     files, unread, seen = [], [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        if (real := os.path.realpath(root)) in seen:  # by another link, or in a loop
+        if (real := os.path.realpath(root)) in seen:  # another link to it, or a loop
             folders.clear()
             continue
         seen.add(real)

@@ -18,7 +18,7 @@ from vitreous.messages import shorten
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
 
-SPLITS = {  # the words for them in names of files, folders and table cells
+SPLITS = {  # the words for splits in file names, folder names and table cells
     "train": "train",
     "training": "train",
     "test": "test",
@@ -49,7 +49,7 @@ class Split:
         return Split(self.images.take(rows), self.labels[rows])
 
     def evenly(self, most: int) -> "Split":
-        """At most so many, evenly spread, with the first and the last."""
+        """At most `most` images, evenly spread, with the first and the last."""
         return self.take(even_rows(len(self), most))
 
 
@@ -66,7 +66,7 @@ class ImageSet:
     skip_broken: bool = False
     """Leave out images that cannot be read; `decode` finds and reports them."""
     label: str | None = None
-    """The column of labels, where one was asked for. `source` ends in it, which a path may seem to do, too."""
+    """The label column, if one was asked for. `source` then ends in it; a path may look the same."""
 
     def __post_init__(self):
         if len(set(self.class_names)) < len(self.class_names):
@@ -83,20 +83,20 @@ class ImageSet:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits there are, by name."""
+        """The splits that exist, by name."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
     @property
     def judged(self) -> str:
-        """The split that a model is judged on where nobody names one: test, else val, else train."""
+        """The default split for evaluation: test, else val, else train."""
         return list(self.splits)[-1]
 
     @classmethod
     def from_arrays(
         cls, images, labels, *, test=None, val=None, class_names=None, name="arrays", source=None
     ) -> "ImageSet":
-        """Make a set of arrays or tensors; val and test are pairs (images, labels).
+        """Make a set from arrays or tensors; val and test are pairs (images, labels).
 
         images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in 0..1. labels: (N,), from 0.
         """
@@ -109,10 +109,10 @@ class ImageSet:
 
     @classmethod
     def from_dataset(cls, train, *, val=None, test=None, class_names=None, name="dataset") -> "ImageSet":
-        """Make a set of map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
+        """Make a set from map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
 
-        Labels come from an attribute `targets` if there is one, else every item is read once. Class names
-        come from `train.classes`, if it is there; where val or test have `classes` too, names are matched.
+        Labels come from an attribute `targets` if there is one, else every item is read once. Class names come from
+        `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
         """
         split = Split(DatasetImages(train), _dataset_labels("train", train))
         class_names = tuple(class_names or getattr(train, "classes", None) or _numbered(split.labels))
@@ -126,7 +126,7 @@ class ImageSet:
         return cls(name, name, class_names, split, **others)
 
     def divided(self, options: "DataOptions") -> "ImageSet":
-        """The set as a run sees it: with a fold held out for testing, if that is asked for, and validation images."""
+        """The set as a run sees it: with a fold held out for testing, if asked for, and with validation images."""
         if options.folds is not None and options.fold is None:
             raise ValueError(
                 f"data.folds={options.folds} asks for {options.folds} runs: use `vitreous train --folds`, or "
@@ -137,10 +137,10 @@ class ImageSet:
         return held.with_validation(options.val_fraction, *how)
 
     def with_fold(self, fold: int, folds: int, seed: int = 0, group: str | None = None) -> "ImageSet":
-        """Hold one of `folds` stratified, seeded parts of train out, from 1, as test images instead of the set's own.
+        """Hold out fold `fold` (from 1) of `folds` stratified, seeded folds of train as the test images.
 
-        group: what `data.group` says; a group is in one part. Raises ValueError for a class with fewer images than
-        folds, and where the groups do not allow it.
+        It replaces the set's own test images. group: what `data.group` says; each group is within one fold. Raises
+        ValueError for a class with fewer images than folds, and if the groups do not allow it.
         """
         from sklearn.model_selection import StratifiedKFold
 
@@ -158,10 +158,10 @@ class ImageSet:
         return replace(self, train=self.train.take(kept), test=self.train.take(held))
 
     def with_validation(self, fraction: float, seed: int = 0, group: str | None = None) -> "ImageSet":
-        """Cut a stratified, seeded share of train off for validation, unless validation images are given.
+        """Split a stratified, seeded share of train off for validation, unless the set has validation images.
 
-        A class with a single image stays in train whole; any other has images on both sides. group: what `data.group`
-        says; groups are held out whole, about as many images as asked for.
+        A class with a single image stays in train; any other has images on both sides. group: what `data.group` says;
+        whole groups are held out, with about as many images as asked for.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
@@ -175,7 +175,7 @@ class ImageSet:
         counts = np.bincount(labels)
         rows, single = np.flatnonzero(counts[labels] > 1), np.flatnonzero(counts[labels] == 1)
         classes = int((counts > 1).sum())
-        taken = max(math.ceil(fraction * len(rows)), classes)  # one of each class at least
+        taken = max(math.ceil(fraction * len(rows)), classes)  # at least one per class
         if not 0 < taken <= len(rows) - classes:
             raise ValueError(
                 f"a validation fraction of {fraction} leaves no image of each class on both sides, of {len(labels)} "
@@ -183,7 +183,7 @@ class ImageSet:
             )
         kept, held = train_test_split(rows, test_size=taken, random_state=seed, stratify=labels[rows])
         for side, other in ((held, kept), (kept, held)):
-            for label in np.setdiff1d(labels[rows], labels[side]):  # so small that its share rounds to nothing
+            for label in np.setdiff1d(labels[rows], labels[side]):  # so small that its share rounds to zero
                 most = np.bincount(labels[side]).argmax()
                 i, j = np.flatnonzero(labels[side] == most)[0], np.flatnonzero(labels[other] == label)[0]
                 side[i], other[j] = other[j], side[i]
@@ -191,7 +191,7 @@ class ImageSet:
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
 
     def _with_group(self, split: str, part: int, parts: int, seed: int, pattern: str) -> "ImageSet":
-        """Hold out one of `parts` of train, from 1, as `split`: whole groups, stratified as far as they allow it."""
+        """Hold out part `part` (from 1) of `parts` of train as `split`: whole groups, stratified as far as possible."""
         from sklearn.model_selection import StratifiedGroupKFold
 
         labels = self.train.labels
@@ -209,16 +209,16 @@ class ImageSet:
                     f"{parts} folds: use fewer folds"
                 )
         parts = min(parts, groups.max() + 1)
-        with warnings.catch_warnings(action="ignore"):  # of classes with fewer images than parts, which is no harm
+        with warnings.catch_warnings(action="ignore"):  # harmless: classes with fewer images than parts
             folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
         kept, held = folds[part - 1]
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
 
 
 def groups_of(images: Images, pattern: str) -> np.ndarray:
-    """Each image's value in the column of that name, or else what the pattern finds in its path: (N,).
+    """Each image's group, (N,): its value in the column named `pattern`, else the match of `pattern` in its path.
 
-    Raises ValueError where it finds nothing.
+    Raises ValueError if there is none.
     """
     if (column := images.column(pattern)) is not None:
         if empty := int((column == "").sum()):
@@ -233,14 +233,14 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
 
 
 def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
-    """`groups_of`, or None where it finds nothing: images that no training has divided need have no groups."""
+    """`groups_of`, or None if an image has no group: images that were not split for training need none."""
     with suppress(ValueError):
         return None if pattern is None else groups_of(images, pattern)
     return None
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
-    """Where each name is among the owner's `class_names`: int64 (N,). One that is not there is an error."""
+    """The index of each name in the owner's `class_names`: int64 (N,). Raises ValueError for an unknown name."""
     row_of = {name: row for row, name in enumerate(class_names)}
     if unknown := sorted(set(names) - set(class_names)):
         known = shorten(class_names, 10)
@@ -252,7 +252,7 @@ def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, o
 
 
 def _numbered(labels: np.ndarray) -> tuple[str, ...]:
-    """Class names "0", "1", ... for labels that must then leave none out."""
+    """Class names "0", "1", ... for labels, which must be consecutive."""
     present = np.unique(labels)
     if not np.array_equal(present, np.arange(len(present))):
         raise ValueError(f"train labels are {present[:10].tolist()}: count from 0, or give class_names")

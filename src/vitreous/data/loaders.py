@@ -1,4 +1,4 @@
-"""Batches of a split: small sets live on the device as uint8, large ones stream through workers."""
+"""Batches of a split: small sets are kept on the device as uint8, large ones are streamed by workers."""
 
 import json
 import logging
@@ -24,17 +24,17 @@ from vitreous.preprocess import Preprocess, channel_statistics
 log = logging.getLogger("vitreous")
 
 IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
-MEASURED = 1 << 30  # bytes of pixels that tell mean and standard deviation
+MEASURED = 1 << 30  # bytes of pixels used for mean and standard deviation
 COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
-FITTING = 3  # raised where `Preprocess` fits images in another way, so that what was decoded before is left alone
-REPORTED = 20  # broken images that are logged one by one
+FITTING = 3  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
+REPORTED = 20  # broken images that are logged individually
 
-Progress = Callable[[int, int], None]  # gets images done and images in all
+Progress = Callable[[int, int], None]  # gets the images done and the total
 
 
 def cache_folder() -> Path:
-    """Where decoded images are kept, to be deleted at will: `$VITREOUS_CACHE`, or ~/.cache/vitreous."""
+    """The cache of decoded images, which may be deleted at any time: `$VITREOUS_CACHE`, or ~/.cache/vitreous."""
     return Path(os.environ.get("VITREOUS_CACHE") or Path.home() / ".cache" / "vitreous")
 
 
@@ -46,11 +46,11 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """The images of a split, decoded, fitted and handed out in batches on the device, in any order.
+    """The images of a split, decoded and fitted, in batches on the device, in any order.
 
-    Up to `memory_budget` bytes of pixels lie on the device and batches are taken there; beyond it, `workers`
-    processes (0: this one) read them. Both give the same batches. With skip_broken, images that cannot be
-    read are left out; `images` and `labels` are those that remain, on the host.
+    Up to `memory_budget` bytes of pixels are kept on the device and batches are indexed there; a larger set is read by
+    `workers` processes (0: this one). Both give the same batches. With skip_broken, images that cannot be read are left
+    out; `images` and `labels` are the remaining ones, on the host.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Batches:
         return len(self.labels)
 
     def epoch(self, order: Tensor) -> Iterator[Batch]:
-        """Batches of the rows in `order`, the last one as large as what is left."""
+        """Batches of the rows in `order`; the last one may be smaller."""
         order = order.cpu()
         if not len(order):
             return iter(())
@@ -111,7 +111,7 @@ class Batches:
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_leave_group,
-            generator=torch.Generator(),  # the global one stays as it is, whichever way images come
+            generator=torch.Generator(),  # leaves the global one unchanged, as a resident set does
         )
         labels = self.labels[order].to(self.device).split(self.batch_size)
         for images, own in zip(loader, labels, strict=True):
@@ -120,19 +120,19 @@ class Batches:
             yield Batch(images.to(self.device, non_blocking=True), own)
 
     def measured(self) -> Preprocess:
-        """The preprocessing with mean and std of these images, or of an even sample of very many."""
+        """The preprocessing with mean and std of these images, or of an evenly spread sample of a very large set."""
         rows = even_rows(len(self), max(1, MEASURED // math.prod(self.preprocess.shape)))
         mean, std = channel_statistics(self.images.read(part, self.preprocess) for part in self._parts(rows))
         return self.preprocess.model_copy(update={"mean": mean, "std": std})
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows in parts that are read at a time, so that no second copy of a set is held."""
+        """The rows in parts to read one at a time, so that memory never holds a second copy of the set."""
         step = max(1, COPIED // math.prod(self.preprocess.shape))
         return np.split(rows, range(step, len(rows), step))
 
 
 class _Reader(Dataset):
-    """Row numbers to pixels, in a worker. An error travels as a value, to keep its one line."""
+    """Row numbers to pixels, in a worker. An error is returned as a value, to keep its one-line message."""
 
     def __init__(self, images: Images, preprocess: Preprocess):
         self.images, self.preprocess = images, preprocess
@@ -145,7 +145,7 @@ class _Reader(Dataset):
 
 
 def _leave_group(_: int) -> None:
-    """What is sent to all of a job's processes, Ctrl-C or a scheduler's SIGTERM, is for the one that trains."""
+    """Leave the process group: Ctrl-C or a scheduler's SIGTERM to the group is for the process that trains."""
     os.setpgrp()
 
 
@@ -159,9 +159,9 @@ def decode(
 ) -> Split:
     """The split with its images decoded and fitted: uint8 (N, C, H, W), in memory or memory-mapped.
 
-    cache: a folder that keeps decoded images for the next time. Images that fit already are left as they are,
-    and so is a set that neither the disk nor 2 GiB of memory can hold: it is decoded whenever it is read.
-    Raises BrokenImage when images cannot be read; with skip_broken they are left out, with their labels.
+    cache: a folder that keeps decoded images for the next time. Images that fit already are returned as they are, and
+    so is a set that fits neither on the disk nor into 2 GiB of memory: it is decoded whenever it is read. Raises
+    BrokenImage if images cannot be read; with skip_broken they are left out, with their labels.
     """
     images = split.images
     if isinstance(images, ArrayImages) and images.fits(preprocess):
@@ -169,7 +169,7 @@ def decode(
     small = _bytes(images, preprocess) <= IN_MEMORY
     rows, array, broken = np.arange(len(images)), None, {}
     file = None if small and isinstance(images, ArrayImages) else _cache_file(cache, images, preprocess)
-    if file is not None:  # of the whole storage, so that training and validation images share it
+    if file is not None:  # holds the whole storage, shared by training and validation images
         rows, images = images.rows, images.whole()
         array, broken = _cached(file, images, preprocess, progress)
     elif small:
@@ -192,7 +192,7 @@ def _bytes(images: Images, preprocess: Preprocess) -> int:
 
 
 def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> Path | None:
-    """Where all decoded images of a storage lie; None if it has no identity, or the disk no room."""
+    """The file for all decoded images of a storage; None if the storage has no key, or the disk no room."""
     key = None if cache is None else images.key()
     if key is None:
         return None
@@ -217,22 +217,22 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
 def _cached(
     file: Path, whole: Images, preprocess: Preprocess, progress: Progress | None
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """The decoded images in a file, made first if it is not there, and the messages of the broken ones."""
+    """The decoded images in a file, created if missing, and the messages of the broken ones."""
     notes = file.with_suffix(".broken.json")
     try:
         array = np.load(file, mmap_mode="r")
         broken = {int(row): message for row, message in json.loads(notes.read_text()).items()}
         still = _decode_all(whole.take(list(broken)), preprocess, None, None) if broken else {}
-        if len(still) == len(broken):  # else a fault has passed, such as a missing permission: decode anew
+        if len(still) == len(broken):  # else a fault is gone, such as a missing permission: decode again
             return array, broken
-    except (OSError, ValueError, EOFError):  # not there, or damaged
+    except (OSError, ValueError, EOFError):  # missing or damaged
         pass
 
     unfinished = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.unfinished")
     try:
         shape = (len(whole), *preprocess.shape)
         array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-        if hasattr(os, "posix_fallocate"):  # else a disk that fills up would kill the process as it writes
+        if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process while it writes
             with unfinished.open("r+b") as whole_file:
                 os.posix_fallocate(whole_file.fileno(), 0, unfinished.stat().st_size)
         broken = _decode_all(whole, preprocess, array, progress)
@@ -250,7 +250,7 @@ def _cached(
 def _decode_all(
     images: Images, preprocess: Preprocess, array: np.ndarray | None, progress: Progress | None
 ) -> dict[int, str]:
-    """Read every image, into `array` where there is one. Returns the messages of broken ones, by row."""
+    """Read every image, into `array` if given. Returns the messages of broken ones, by row."""
     broken: dict[int, str] = {}
 
     def decode_part(start: int) -> int:
@@ -267,11 +267,11 @@ def _decode_all(
 
     done, starts = 0, list(range(0, len(images), PART))
     report = progress or (lambda done, total: None)
-    for start in starts[:2]:  # the second one shows what an image costs
+    for start in starts[:2]:  # the second one is timed
         started = time.perf_counter()
         done += decode_part(start)
         report(done, len(images))
-    # Tiny images take their time in Python, where threads only wait for each other
+    # Tiny images spend their time in Python, where threads only wait for each other
     threads = os.cpu_count() if (time.perf_counter() - started) / PART > 5e-4 else 1
     pool = ThreadPoolExecutor(threads)
     try:
@@ -284,7 +284,7 @@ def _decode_all(
 
 
 def _report(broken: list[str], total: int, skip: bool) -> None:
-    """Log what could not be read; stop unless it may be skipped and something is left."""
+    """Log the images that could not be read. Raises BrokenImage unless they may be skipped and others are left."""
     if not broken:
         return
     if not skip:

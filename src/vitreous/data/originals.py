@@ -11,7 +11,7 @@ from vitreous.data.images import ImageSet
 
 
 def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
-    """The set whose original files lie in a folder, or one below it; None when there are none."""
+    """The set whose original files are in a folder or a direct subfolder; None if there are none."""
     for folder in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
         for read in (_idx, _cifar_binary, _cifar_python):
             if parts := read(folder):
@@ -21,7 +21,7 @@ def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
 
 
 def _idx(folder: Path):
-    """train-images-idx3-ubyte and its three fellows, gzip or not. Source: yann.lecun.com/exdb/mnist."""
+    """train-images-idx3-ubyte and the three other files, gzipped or not. Source: yann.lecun.com/exdb/mnist."""
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     files = [file for name in names for file in sorted(folder.glob(f"{name}-ubyte*"))[:1]]
     if not files:
@@ -92,7 +92,7 @@ def _all_of(folder: Path, *names: str) -> list[Path]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds plain values and numpy arrays, and refuses everything else that a pickle could call."""
+    """Loads plain values and numpy arrays, and refuses everything else that a pickle could call."""
 
     def find_class(self, module: str, name: str):
         if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
@@ -101,11 +101,11 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _unpickle(file: Path, *keys: bytes) -> list:
-    """What a pickled dictionary has under some keys."""
+    """The values of some keys in a pickled dictionary."""
     with file.open("rb") as stream:
         try:
             content = _ArraysOnly(stream, encoding="bytes").load()
             return [content[key] for key in keys]
-        except Exception as error:  # other pickles, and damaged ones, raise nearly anything
+        except Exception as error:  # other or damaged pickles raise nearly anything
             reason = f"it has no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{file} is not an original CIFAR file: {reason}: fetch it again") from error

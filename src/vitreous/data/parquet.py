@@ -16,7 +16,7 @@ from vitreous.messages import first_line
 
 log = logging.getLogger("vitreous")
 
-LARGE_GROUP = 1 << 30  # bytes of a row group past which it is told
+LARGE_GROUP = 1 << 30  # bytes of a row group above which a warning is logged
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 
 
@@ -94,7 +94,7 @@ class ParquetImages(Images):
         first = self.starts[self.groups.index((file, 0))]
         return f"{self.files[file]}: row {row - first}"
 
-    def _sample_rows(self):  # of one row group, as each costs a read
+    def _sample_rows(self):  # from one row group, as each costs a read
         group = np.searchsorted(self.starts, self.rows, side="right")
         return self.rows[group == group[0]][:SAMPLE]
 
@@ -106,9 +106,9 @@ class ParquetImages(Images):
 
 
 def read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None = None) -> ImageSet:
-    """A set of parquet files, paths relative to root. The file's name, or its folder's, tells its split.
+    """A set of parquet files, with paths relative to root. The name of a file, or of its folder, gives its split.
 
-    label: the column of labels, whatever the files themselves tell.
+    label: the label column, whatever the files themselves say.
     """
     import pyarrow as pa
 
@@ -159,13 +159,13 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
 
 
 def _split_of(file: Path) -> str:
-    """train, val or test: the first such word in the name of the file, then of its folder; "" for none."""
+    """train, val or test: the first such word in the name of the file, then of its folder; "" if there is none."""
     words = re.split(r"[^a-z]+", f"{file.stem} {file.parent.name}".lower())
     return next((SPLITS[word] for word in words if word in SPLITS), "")
 
 
 def check_complete(files: list[Path], source: str) -> None:
-    """Raises ValueError for files that count themselves, such as train-00000-of-00003, where some are missing."""
+    """Raises ValueError if some of a series of numbered files, such as train-00000-of-00003, are missing."""
     parts: dict[tuple[Path, str, str], set[str]] = {}
     for file in files:
         if numbered := re.match(r"(.*)-(\d+)-of-(\d+)", file.stem):
@@ -198,9 +198,9 @@ def _labels(files: list[Path], column: str) -> np.ndarray:
 
 
 def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] | None]:
-    """Image column, label column, which is `label` if that is given, and class names where the file states them.
+    """Image column, label column (`label` if given), and class names if the file states them.
 
-    The metadata that the `datasets` library writes goes first; without it, the types of the columns tell.
+    Metadata written by the `datasets` library takes precedence; without it, the column types decide.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -211,7 +211,7 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
         raise ValueError(f"{file} is not a parquet file, or a damaged one: {error}") from error
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
-    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # a list is of lists
+    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # a list is a feature of lists
 
     def stated(kind: str) -> list[str]:
         return [name for name in schema.names if features.get(name, {}).get("_type") == kind]

@@ -20,17 +20,17 @@ HUB = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
 }
-NAMED = ("digits", *HUB)  # these sets are meant by their names, even beside a folder that is called so
+NAMED = ("digits", *HUB)  # these names mean the sets, even if there is a folder of that name
 
 
 def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
-    """Find a set of images. Files are decoded later, by `decode`.
+    """Find an image set. Files are decoded later, by `decode`.
 
-    source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` of the
-    Hub; a parquet file; a table in CSV; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of
-    class folders with images, under train, val and test or beside val and test. `photos.csv:breed` takes the labels
-    from that column, where there are columns. A `Path` is always a file or folder. A name is looked for under
-    $VITREOUS_DATA, too. fetch: whether the network may be asked for a set that is not kept here.
+    source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` on the Hub; a
+    parquet file; a CSV table; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
+    folders with images, under train, val and test or next to val and test. `photos.csv:breed` takes the labels from
+    that column, for sources with columns. A `Path` is always a file or folder. Names are also looked up under
+    $VITREOUS_DATA. fetch: whether a set that is not on this machine may be downloaded.
     """
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""
@@ -57,7 +57,7 @@ def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -
 
 
 def absolute(source: str) -> str:
-    """DATA as it holds from any folder: a path is made absolute."""
+    """DATA with any path made absolute, so that it is valid from any folder."""
     place, label = split_source(source)
     if place in NAMED or not path_of(place).exists():
         return source
@@ -65,7 +65,7 @@ def absolute(source: str) -> str:
 
 
 def split_source(source: str | Path) -> tuple[str | Path, str | None]:
-    """DATA without the column of labels that stands behind a colon, and that column."""
+    """Split DATA into its place and the label column after a colon, if there is one."""
     if isinstance(source, Path) or path_of(source).exists():
         return source, None
     hub = "hf:" if source.startswith("hf:") else ""
@@ -74,12 +74,12 @@ def split_source(source: str | Path) -> tuple[str | Path, str | None]:
 
 
 def _absolute_path(path: Path) -> Path:
-    """A path made absolute. A linked file stays where it is, for beside it lies what it speaks of."""
+    """A path made absolute. A linked file is not resolved, as the files it names are next to the link."""
     return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
 
 def _called(path: Path) -> str:
-    """The name of a set: its file's, or its folder's where the file's says nothing."""
+    """The name of a set: that of its file, or of the folder if the file's name says nothing."""
     if path.is_dir():
         return path.name
     return path.parent.name if path.stem.lower() in {*SPLITS, "labels", "metadata"} else path.stem
@@ -92,7 +92,7 @@ def _without_columns(image_set: ImageSet, label: str | None) -> ImageSet:
 
 
 def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSet:
-    """Recognise what a file or folder holds by the names in it. label: the column of labels, where one is asked for."""
+    """Recognise what a file or folder holds by the names in it. label: the label column, if one is asked for."""
     if path.is_file():
         if path.suffix == ".parquet":
             return read_parquet(path.parent, [Path(path.name)], name, source, label)
@@ -142,7 +142,7 @@ def _download(repo: str, fetch: bool) -> Path:
     options = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": not fetch}
     try:
         root = snapshot_download(f"{owner}/{name}", **options)
-    except Exception as error:  # from no network to no such repository
+    except Exception as error:  # anything from no network to no such repository
         reason = first_line(error)
         if not fetch:
             raise ValueError(f"the dataset {repo} is not kept here ({reason}): name it as DATA to fetch it") from error

@@ -1,4 +1,4 @@
-"""Where images lie: in an array, in files, in a dataset; all are read by `Images.read`."""
+"""Storage of images: in an array, in files, in a dataset; all are read by `Images.read`."""
 
 import hashlib
 import mmap
@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.preprocess import Preprocess, orientation
 
-SAMPLE = 64  # images whose headers tell channels and size
+SAMPLE = 64  # images whose headers are read for channels and size
 MAPPED = 16  # images that stay mapped, each with up to 2 MB of the file around it
 
 
@@ -24,9 +24,9 @@ class BrokenImage(ValueError):
 
 
 class Images(ABC):
-    """A collection of images that are read when asked for, and fitted to a model's size on the way.
+    """A collection of images that are read on demand and fitted to a model's size on the way.
 
-    `rows` says which images of the storage it shows, and in which order: `take` costs nothing.
+    `rows` are the images of the storage that it shows, in order: `take` copies nothing.
     """
 
     def __init__(self, stored: int):
@@ -35,7 +35,7 @@ class Images(ABC):
 
     @abstractmethod
     def key(self) -> str | None:
-        """Identity of the whole storage, to find its decoded copy again; None when there is no stable one."""
+        """Identity of the whole storage, to find its decoded copy again; None if there is no stable one."""
 
     @abstractmethod
     def _fit(self, row: int, preprocess: Preprocess) -> np.ndarray:
@@ -47,17 +47,17 @@ class Images(ABC):
 
     @abstractmethod
     def _name(self, row: int) -> str:
-        """Where one stored image lies, for messages."""
+        """The location of one stored image, for messages."""
 
     def _place(self, row: int) -> str:
-        """Where one stored image lies in its set, wherever that lies: what `data.group` searches."""
+        """The location of one stored image relative to its set, which `data.group` searches."""
         return self._name(row)
 
     def places(self) -> list[str]:
         return [self._place(int(row)) for row in self.rows]
 
     def column(self, name: str) -> np.ndarray | None:
-        """What stands beside the images in a column of this name, as text, "" for nothing: (N,). None: no column."""
+        """The images' values in a column, as text, "" if empty: (N,). None: there is no such column."""
         return None
 
     def __len__(self) -> int:
@@ -67,11 +67,11 @@ class Images(ABC):
         return self._view(self.rows[rows])
 
     def whole(self) -> "Images":
-        """All that is stored, in its own order."""
+        """All stored images, in storage order."""
         return self._view(np.arange(self.stored))
 
     def _view(self, rows: np.ndarray) -> "Images":
-        """Other rows of the same storage; unlike a copy or a pickle, it shares all that is open."""
+        """Other rows of the same storage; unlike a copy or a pickle, it shares everything that is open."""
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__, rows=rows)
         return view
@@ -80,7 +80,7 @@ class Images(ABC):
         return self._name(int(self.rows[row]))
 
     def original(self, row: int) -> "Images":
-        """One image, as it lay before any decoding and fitting."""
+        """One image as stored before any decoding and fitting."""
         return self.take(np.array([row]))
 
     def read(self, rows: np.ndarray, preprocess: Preprocess) -> np.ndarray:
@@ -120,7 +120,7 @@ class Images(ABC):
 
 
 class ArrayImages(Images):
-    """Decoded images, uint8 (N, C, H, W), in memory or memory-mapped. origin: what they were decoded from."""
+    """Decoded images, uint8 (N, C, H, W), in memory or memory-mapped. origin: the images they were decoded from."""
 
     def __init__(self, pixels: np.ndarray, origin: Images | None = None):
         super().__init__(len(pixels))
@@ -138,12 +138,12 @@ class ArrayImages(Images):
         return super().original(row) if self.origin is None else self.origin.original(int(self.rows[row]))
 
     def fits(self, preprocess: Preprocess) -> bool:
-        """Whether the pixels are what the model takes: cut to its size when decoded, or whole images of that size."""
+        """Whether the pixels are ready for the model: fitted when decoded, or whole images of its size."""
         return self.shape == preprocess.shape and (self.fitted or preprocess.crop_fraction == 1)
 
     @property
     def array(self) -> np.ndarray:
-        """uint8 (N, C, H, W) in the order of the rows; a copy only when that is not the storage's order."""
+        """uint8 (N, C, H, W) in the order of the rows; a copy only if that is not the storage's order."""
         return self.pixels if np.array_equal(self.rows, np.arange(self.stored)) else self.pixels[self.rows]
 
     @property
@@ -170,7 +170,7 @@ class ArrayImages(Images):
             yield from self._copy(self.rows[start : start + MAPPED])
 
     def _copy(self, stored: np.ndarray) -> np.ndarray:
-        """Some of what is stored. What was read of a file is let go, else it all comes to count as our memory."""
+        """Copy some stored images. Mapped pages are released after reading, else they all count as our memory."""
         if not (self._is_map and self.pixels.mode == "r"):
             return self.pixels[stored]
         copy = np.empty((len(stored), *self.shape), np.uint8)
@@ -181,7 +181,7 @@ class ArrayImages(Images):
 
     @property
     def _is_map(self) -> bool:
-        """Whether this is a memory-mapped file, from its start on."""
+        """Whether the pixels are a memory-mapped file, from its start on."""
         return isinstance(self.pixels.base, mmap.mmap)
 
     def _fit(self, row, preprocess):
@@ -206,7 +206,7 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Image files of any kind that Pillow reads. columns: what a table says of them, by name. root: of their set."""
+    """Image files of any kind that Pillow reads. columns: their values in a table, by name. root: the set's folder."""
 
     def __init__(
         self, paths: Sequence[str | Path], columns: dict[str, list[str]] | None = None, root: Path | None = None
@@ -246,10 +246,10 @@ class DatasetImages(Images):
         return None
 
     def _image(self, row: int) -> Image.Image | np.ndarray:
-        with self._lock:  # a dataset need not bear being read by several threads at once
+        with self._lock:  # a dataset need not be thread-safe
             image = self.dataset[row][0]
             if isinstance(image, Image.Image):
-                image.load()  # of a file that the dataset may hold open
+                image.load()  # from a file that the dataset may hold open
         return image if isinstance(image, Image.Image) else as_pixels(image[None])[0]
 
     def _fit(self, row, preprocess):
@@ -271,12 +271,12 @@ class DatasetImages(Images):
 
 
 def even_rows(count: int, most: int) -> np.ndarray:
-    """At most so many row numbers of 0..count-1, evenly spread, with the first and the last."""
+    """At most `most` row numbers in 0..count-1, evenly spread, with the first and the last."""
     return np.linspace(0, count - 1, min(count, most)).astype(int)
 
 
 def as_pixels(images) -> np.ndarray:
-    """Images of an array or tensor as uint8 (N, C, H, W).
+    """Convert images in an array or tensor to uint8 (N, C, H, W).
 
     Takes (N, H, W), (N, H, W, C) or (N, C, H, W), as uint8 or as floats in 0..1.
     """
@@ -300,7 +300,7 @@ def as_pixels(images) -> np.ndarray:
 
 
 def as_text(name: str | Path) -> str:
-    """A file's name that can be written anywhere: what is not UTF-8 in it as \\udcff and the like."""
+    """A file name that can be written anywhere: bytes that are not UTF-8 become \\udcff and the like."""
     return str(name).encode(errors="backslashreplace").decode()
 
 
@@ -316,7 +316,7 @@ def reason(error: Exception) -> str:
 
 
 def open_picture(source: str | Path | BinaryIO) -> Image.Image:
-    """A picture by what the file holds, which anyone may have made: no EPS, for which Pillow starts a program."""
+    """Open a picture from an untrusted source, by its content: no EPS, for which Pillow starts a program."""
     image = Image.open(source)
     if image.format == "EPS":
         image.close()
@@ -325,8 +325,8 @@ def open_picture(source: str | Path | BinaryIO) -> Image.Image:
 
 
 def header_shape(image: Image.Image) -> tuple[int, int, int]:
-    """(C, H, W) of a picture that need not be decoded yet."""
-    if image.format == "TIFF":  # Pillow turns these by itself, and only then says so
+    """(C, H, W) of a picture, mostly without decoding it."""
+    if image.format == "TIFF":  # Pillow rotates these itself, and tells only after loading
         image.load()
     columns, rows = image.size if orientation(image) < 5 else image.size[::-1]
     gray = image.mode in ("1", "L", "LA", "La", "F") or image.mode.startswith("I")
@@ -334,7 +334,7 @@ def header_shape(image: Image.Image) -> tuple[int, int, int]:
 
 
 def identity(paths: Sequence[str], *more: str) -> str:
-    """Changes when a file is added, removed, renamed or written."""
+    """A hash that changes when a file is added, removed, renamed or written."""
     digest = hashlib.blake2b(repr(more).encode(), digest_size=16)
     for path in paths:
         try:

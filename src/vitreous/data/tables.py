@@ -1,4 +1,4 @@
-"""Image sets in tables: a CSV file that names images, their labels and, where it says so, their splits."""
+"""Image sets in tables: a CSV file with images, their labels and, optionally, their splits."""
 
 import csv
 import io
@@ -23,12 +23,12 @@ FILE_COLUMNS = (
 
 
 def read_table(path: Path, name: str, source: str, label: str | None = None) -> ImageSet:
-    """A row an image, known by its file, whatever the order of the rows; columns are known by their names.
+    """Read a table with one row per image, identified by its file; the order of the rows does not matter.
 
-    The column of files is the first of FILE_COLUMNS: paths from the table's folder, or else names of files anywhere
-    below it, with or without their ending. That of labels is `label`, or the first of LABEL_COLUMNS, or the only one
-    that is left. `split` says train, val or test; a table of one split is read as training images. Classes are sorted,
-    as numbers where all of them are. Raises ValueError for what cannot be told.
+    The file column is the first of FILE_COLUMNS: paths relative to the table's folder, or else names of files anywhere
+    below it, with or without their suffix. The label column is `label`, or the first of LABEL_COLUMNS, or the only one
+    left. `split` says train, val or test; a table with one split is read as training images. Classes are sorted, as
+    numbers if all of them are. Raises ValueError for anything ambiguous or missing.
     """
     columns = _columns(path)
     image = _column(columns, FILE_COLUMNS, "file", path)
@@ -59,7 +59,7 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
 
 
 def _columns(path: Path) -> dict[str, list[str]]:
-    """The table's columns by name; those without one, such as a row's number, are left out."""
+    """The table's columns by name; those without a name, such as row numbers, are left out."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -83,7 +83,7 @@ def _columns(path: Path) -> dict[str, list[str]]:
 
 
 def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, path: Path) -> str:
-    """The column that has the first of these names."""
+    """The column with the first of these names."""
     called = {name.lower(): name for name in columns}
     found = next((called[word] for word in words if word in called), None)
     if found is None:
@@ -93,7 +93,7 @@ def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, pa
 
 
 def _files(values: list[str], image: str, path: Path) -> list[str]:
-    """The file of each row. One that is not there keeps its path, and is told when it is read."""
+    """The file of each row. A missing file keeps its path, and is reported when it is read."""
     root, called = path.parent, {}
     if "" in values:
         raise ValueError(f"{path}: {values.count('')} rows have no '{image}': add it, or leave the rows out")
@@ -116,7 +116,7 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
 def _rows_by_split(
     columns: dict[str, list[str]], files: list[str], words: list[str], path: Path
 ) -> dict[str, list[int]]:
-    """The rows of train, val and test, each by file: the order in which a table was saved changes nothing."""
+    """The rows of train, val and test, each sorted by file, so that the order of the table does not matter."""
     splits = next((cells for name, cells in columns.items() if name.lower() == "split"), None)
     for name, cells in columns.items() if splits is None else ():
         kinds = {SPLITS.get(cell.lower()) for cell in set(cells)}
