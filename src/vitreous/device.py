@@ -1,4 +1,4 @@
-"""Where to compute, and in which precision: chosen once, the same for training, evaluation and prediction."""
+"""Device, precision and compilation, chosen in the same way for training, evaluation and prediction."""
 
 import ctypes
 import os
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 PRECISIONS = ("auto", "float32", "bf16", "float16")
-WORTH_COMPILING = 5000  # steps of a run: fewer do not earn back the time that compiling takes
+WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time than it saves
 
 
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: the GPU if there is one, else the CPU, for which `keep_memory` is called.
 
-    On a GPU, convolutions in float32 are so from then on: by itself cuDNN rounds their numbers to TF32, of 10 bits.
-    Raises ValueError for a device that is not there.
+    On a GPU, this makes float32 convolutions compute in float32: by default cuDNN rounds to TF32, with 10 bits. Raises
+    ValueError for a device that is not available.
     """
     available = ["cpu"]
     if torch.cuda.is_available():
@@ -44,10 +44,10 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def keep_memory() -> None:
-    """Have glibc keep what one step frees for the next one; what the environment asks of it comes first.
+    """Have glibc keep freed memory for the next step, unless the environment configures malloc itself.
 
-    By itself it gives large blocks back to the system at once, to get them again page by page, all zeroed. What that
-    costs was tried (LOG.md): training and inference are faster without, at the price of memory that is never returned.
+    By default it returns large blocks to the system at once, and gets them back page by page, zeroed. Training and
+    inference are measurably faster without (LOG.md), at the price of memory that is never returned.
     """
     asked = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"))
     if asked or not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
@@ -70,7 +70,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether matrix products in bfloat16 run on units of their own (avx512_bf16, AMX, tensor cores)."""
+    """Whether there is hardware for bfloat16 matrix products (avx512_bf16, AMX, tensor cores)."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
@@ -80,17 +80,17 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def has_amx() -> bool:
-    """Whether the processor has Intel's units for products of bf16 tiles, several times as fast as its float32."""
+    """Whether the processor has Intel's bf16 matrix units (AMX), several times as fast as its float32."""
     return bool(cpu_capabilities().get("amx_bf16"))
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """What sums of many numbers are kept in: float64, which Apple's GPUs lack."""
+    """The dtype for sums of many numbers: float64, except on Apple's GPUs, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def cpu_capabilities() -> dict:
-    """What torch knows of the processor: `cpu_name`, `avx512_bf16` and the like; nothing where torch does not say."""
+    """What torch knows about the processor: `cpu_name`, `avx512_bf16` and the like; empty if torch has no such call."""
     return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
@@ -101,9 +101,9 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:
-    """A call of the model in training, compiled by the recipe's `compile`. The model itself and its names stay.
+    """A callable of the model for training, compiled as the recipe's `compile` says. The model itself is not changed.
 
-    Raises ValueError where compiling is asked for and there is no compiler.
+    Raises ValueError if compiling is asked for and there is no compiler.
     """
     if choice == "auto":
         choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
@@ -117,7 +117,7 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
         call = torch.compile(model, mode="reduce-overhead")
 
         def step(images: Tensor) -> Tensor:
-            torch.compiler.cudagraph_mark_step_begin()  # what the step before left may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten
             return call(images)
 
         return step
@@ -127,22 +127,22 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
 def can_compile(device: torch.device) -> bool:
     """Whether a GPU and this machine have what `torch.compile` needs: Triton, a C compiler and Python's headers."""
     modern = torch.cuda.get_device_capability(device) >= (7, 0)
-    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()  # of python3-dev, where the system's has them
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()  # from python3-dev for a system Python
     return modern and find_spec("triton") is not None and headers and has_compiler(device)
 
 
 def has_compiler(device: torch.device) -> bool:
-    """Whether there is what `torch.compile` calls: a C compiler for a GPU, one of C++ for the CPU."""
+    """Whether the compiler that `torch.compile` calls is here: C for a GPU, C++ for the CPU."""
     variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
     return variable in os.environ or any(map(shutil.which, names))
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: reserved on the GPU where one computes, else of this process in RAM."""
+    """Peak memory in bytes: reserved on the GPU if it computes, else this process's RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     status = Path("/proc/self/status")
-    if status.exists():  # what `getrusage` tells there may be the memory of the process that started this one
+    if status.exists():  # there `getrusage` may report the parent process's memory
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS

@@ -1,4 +1,4 @@
-"""Ask a trained model: images in, class probabilities out."""
+"""Prediction with a trained model: images in, class probabilities out."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
 TABLE = ("image", "rank", "class", "probability")  # what `write_table` writes
-AT_ONCE, TOKENS = 256, 1 << 16  # the most images in one pass of a whole split, and tokens of them
+AT_ONCE, TOKENS = 256, 1 << 16  # most images, and most tokens, in one batch of a whole split
 
 
 class Prediction(NamedTuple):
@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image of a split, to be asked about as a file is."""
+    """An image of a split, for prediction like a file."""
 
     images: Images
     row: int
@@ -48,7 +48,7 @@ class StoredImage:
 
 
 Asked = Path | str | bytes | Image.Image | np.ndarray | Tensor | StoredImage
-"""A file's path, the bytes of one, a picture, pixels as `as_pixels` takes those of many, or an image of a split."""
+"""A path, a file's bytes, a picture, pixels in a format that `as_pixels` takes for many, or an image of a split."""
 
 
 @torch.inference_mode()
@@ -57,7 +57,7 @@ def forward(
 ) -> Tensor:
     """Logits (B, K), float32 on the host, for uint8 images (B, C, H, W) on the model's device.
 
-    features: what the head reads of the model, (B, pooled_dim), in place of its answer.
+    features: return the input of the head, (B, pooled_dim), instead of logits.
     """
     model.eval()
     with autocast(images.device, precision):
@@ -77,7 +77,7 @@ def split_logits(
 ) -> Tensor:
     """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K).
 
-    features: what the head reads, (N, pooled_dim), in place of its answer.
+    features: return the input of the head, (N, pooled_dim), instead of logits.
     """
     order = torch.arange(len(batches)) if order is None else order
     parts = (forward(model, images, preprocess, precision, features=features) for images, _ in batches.epoch(order))
@@ -98,8 +98,8 @@ def predict(
 
     run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes of
     files, PIL images, or arrays and tensors, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W) is one image, and
-    many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; with a list given as
-    `broken` it is noted there and left out. precision: `auto` is what the run's recipe says.
+    many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; if `broken` is a list, the
+    error is appended to it and the image left out. precision: `auto` is what the run's recipe says.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
@@ -120,11 +120,11 @@ def predict(
 
 
 def own_precision(run: Path | str | Bundle) -> str:
-    """The precision that a run's recipe asks for; auto where none is known, or float16, which few CPUs are fast in."""
+    """The precision of a run's recipe; auto if unknown, or if float16, which is slow on most CPUs."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     if folder is None:
         return "auto"
-    try:  # not by `read_recipe`, as a first answer would wait for what that imports
+    try:  # not by `read_recipe`, whose imports would delay the first answer
         asked = yaml.safe_load((folder / "recipe.yaml").read_text()).get("precision", "auto")
     except (yaml.YAMLError, AttributeError):  # no recipe
         return "auto"
@@ -132,7 +132,7 @@ def own_precision(run: Path | str | Bundle) -> str:
 
 
 def eval_batch_size(config: ViTConfig) -> int:
-    """How many images go through a model in one pass where there are many: fewer of many tokens, to bound memory."""
+    """The batch size for evaluating many images: smaller for images of many tokens, to bound memory."""
     return max(min(AT_ONCE, TOKENS // config.tokens), 1)
 
 
@@ -142,11 +142,11 @@ def read_batches(
     broken: list[BrokenImage] | None,
     batch_size: int,
 ) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Names and pixels, uint8 (B, C, H, W) of the model's size, of images or of the one; broken as for `predict`.
+    """Names and pixels, uint8 (B, C, H, W) of the model's size, of one or many images; broken as for `predict`.
 
-    Files are read by several threads, and pictures by this one: the same may be given twice.
+    Files are read by several threads, but PIL images by this one, as the same object may be given twice.
     """
-    Image.init()  # threads that find out together what Pillow reads may find less
+    Image.init()  # threads that load Pillow's plugins at the same time may miss some
     pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if _is_one(images) else images)
 
     def begin(image: Asked) -> Future:
@@ -177,7 +177,7 @@ def read_batches(
 
 
 def _is_one(images: Iterable[Asked] | Asked) -> bool:
-    """Whether this is one image. An array of one dimension holds paths, one of four images."""
+    """Whether this is a single image. A 1-D array holds paths, a 4-D array images."""
     return images.ndim in (2, 3) if isinstance(images, np.ndarray | Tensor) else isinstance(images, Asked)
 
 
@@ -188,7 +188,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
             if isinstance(image, np.ndarray | Tensor):
                 return np.array(preprocess.fit_array(as_pixels(image[None])[0]), order="C")  # not a view of theirs
             return preprocess.fit_image(open_picture(io.BytesIO(image)) if isinstance(image, bytes) else image)
-        except Exception as error:  # an opened file is decoded only here
+        except Exception as error:  # an opened file is only decoded here
             raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
         return image.images.read([image.row], preprocess)[0]
@@ -199,7 +199,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
 
 
 def image_name(image: Asked) -> str:
-    """Where an image came from, as far as it knows."""
+    """Where an image came from, if known."""
     if isinstance(image, bytes | np.ndarray | Tensor):
         return "the image"
     if isinstance(image, StoredImage):
@@ -208,7 +208,7 @@ def image_name(image: Asked) -> str:
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:
-    """The image files of paths, folders (searched through) and glob patterns, each in sorted order.
+    """The image files of paths, folders (searched recursively) and glob patterns, sorted within each.
 
     Raises ValueError for one that matches nothing.
     """
@@ -231,7 +231,7 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
 
 
 def write_text(predictions: Iterable[Prediction], file: TextIO) -> None:
-    """One line an image: its likeliest classes with their probabilities."""
+    """One line per image: its likeliest classes with their probabilities."""
     for prediction in predictions:
         classes = "  ".join(
             f"{name} {p:.1%}" for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
@@ -240,13 +240,13 @@ def write_text(predictions: Iterable[Prediction], file: TextIO) -> None:
 
 
 def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:
-    """One object an image: {"image": ..., "classes": [...], "probabilities": [...]}."""
+    """One JSON object per image: {"image": ..., "classes": [...], "probabilities": [...]}."""
     for prediction in predictions:
         print(json.dumps(prediction._asdict()), file=file)
 
 
 def write_table(predictions: Iterable[Prediction], path: Path) -> None:
-    """CSV, one row an image and class: image, rank from 1, class, probability."""
+    """CSV with one row per image and class: image, rank from 1, class, probability."""
     rows = (
         (prediction.image, rank, name, f"{p:.6f}")
         for prediction in predictions

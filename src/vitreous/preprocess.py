@@ -23,7 +23,7 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
-UPRIGHT = {  # what brings a picture of each orientation upright, but for the first, which is so
+UPRIGHT = {  # what turns a picture of each EXIF orientation upright; 1 already is
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -42,9 +42,9 @@ class Preprocess(BaseModel):
     image_size: Pair
     """(rows, columns), in pixels; one number means a square."""
     mean: tuple[float, ...]
-    """Mean of pixels scaled to 0..1, one value a channel; their number is the number of channels."""
+    """Mean of pixels scaled to 0..1, one value per channel; its length is the number of channels."""
     std: tuple[float, ...]
-    """Standard deviation of pixels scaled to 0..1, one value a channel."""
+    """Standard deviation of pixels scaled to 0..1, one value per channel."""
     interpolation: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
     fit: Literal["crop", "squash"] = "crop"
     """`crop` resizes the shorter side and cuts out the centre; `squash` ignores the aspect ratio."""
@@ -78,7 +78,7 @@ class Preprocess(BaseModel):
         return np.ascontiguousarray(pixels.reshape(*self.image_size, -1).transpose(2, 0, 1))  # (C, H, W)
 
     def fit_array(self, array: np.ndarray) -> np.ndarray:
-        """The same for decoded pixels, uint8 (C, H, W); returned as they are when they already fit."""
+        """The same for decoded pixels, uint8 (C, H, W); returned unchanged if they already fit."""
         if array.dtype != np.uint8 or array.ndim != 3:
             raise ValueError(f"expected uint8 pixels (C, H, W), got {array.dtype} {array.shape}")
         if array.shape == self.shape and self.crop_fraction == 1:
@@ -97,7 +97,7 @@ class Preprocess(BaseModel):
             raise ValueError(f"expected images (B, {self.channels}, H, W), got {tuple(images.shape)}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images must be uint8, or float in 0..1, not {images.dtype}")
-        affine = _affine.__wrapped__ if torch.compiler.is_compiling() else _affine  # a graph keeps its own
+        affine = _affine.__wrapped__ if torch.compiler.is_compiling() else _affine  # a graph keeps constants of its own
         if images.dtype == torch.uint8:
             scale, shift = affine(self.mean, self.std, 255, images.device)
             return images.float().mul_(scale).add_(shift)
@@ -105,14 +105,14 @@ class Preprocess(BaseModel):
         return (images.float() * scale).add_(shift)
 
     def _resize(self, image: Image.Image) -> Image.Image:
-        """Resample to the model's size, with antialiasing; untouched when the whole image has it already."""
+        """Resample to the model's size, with antialiasing; unchanged if the whole image already has it."""
         rows, columns = self.image_size
         width, height = image.size
         if (width, height) == (columns, rows) and self.crop_fraction == 1:
             return image
-        # the size that the whole image gets, of which the centre is cut out: all in one resampling
+        # the size to resize the whole image to before the centre crop; both are done in one resampling
         wide, high = (math.floor(side / self.crop_fraction + 1e-6) for side in (columns, rows))
-        if self.fit == "crop":  # by the side that needs more, so that it covers these
+        if self.fit == "crop":  # scale by the side that needs more, so that both are covered
             if width * high > height * wide:
                 wide = width * high // height
             else:
@@ -129,7 +129,7 @@ def _affine(mean: tuple, std: tuple, peak: int, device: torch.device) -> tuple[T
 
     Kept per device, because a copy to a GPU at every step would make the step wait.
     """
-    with torch.inference_mode(False):  # so that gradients may pass, whoever asks first
+    with torch.inference_mode(False):  # so that autograd can use them, even if cached in inference mode
         mean, std = torch.tensor([mean, std], dtype=torch.float64)[..., None, None]
         return (1 / (peak * std)).float().to(device), (-mean / std).float().to(device)
 
@@ -149,7 +149,7 @@ def channel_statistics(parts: Iterable[np.ndarray]) -> tuple[tuple[float, ...], 
 
 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """A picture of any kind as upright "L" or "RGB", transparency laid on white."""
+    """Convert any picture to an upright "L" or "RGB" one, with transparency composited on white."""
     image.load()
     if (turn := UPRIGHT.get(orientation(image))) is not None:
         image = image.transpose(turn)
@@ -166,17 +166,17 @@ def _plain(image: Image.Image, mode: str) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """The camera's note on which way is up, 1 to 8: 1 is as stored, 5 and above swap rows and columns."""
+    """The EXIF orientation, 1 to 8: 1 is as stored, 5 and above swap rows and columns."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged metadata; the pixels are read on their own
+    except Exception:  # damaged metadata; the pixels may still be readable
         return 1
 
 
 def _to_bytes(image: Image.Image) -> np.ndarray:
-    """Levels of a deep gray picture as uint8: integers are of 16 bits, floats in 0..1.
+    """Scale a high bit depth gray picture to uint8: integers are 16-bit, floats in 0..1.
 
-    What a picture holds does not change how it is scaled, or a dark one would become as bright as others.
+    The scale does not depend on the content, or a dark picture would become as bright as others.
     """
     levels = np.asarray(image).astype(np.float64)
     low, high, peak = levels.min(), levels.max(), 1 if image.mode == "F" else 65535

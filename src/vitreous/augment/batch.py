@@ -1,4 +1,4 @@
-"""A batch is planned on the host and changed on its device."""
+"""Augmentation of a batch: planned on the host, applied on the device."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,27 +12,27 @@ from vitreous.augment.draws import between, split
 from vitreous.augment.geometry import box_size, maps_of, resample, whole_map
 from vitreous.augment.randaugment import Recolor, deal, draw_ops, gray, recolor, recolorings, to_device, warp
 
-AHEAD = 4096  # images whose changes are worked out together, since every sum has a cost of its own
+AHEAD = 4096  # images whose changes are computed together, to spread the overhead of each operation
 ERASED_AREA = (0.02, 0.33)
 ERASED_RATIO = (0.3, 1 / 0.3)
 
 
 class Changes(NamedTuple):
-    """What is done to each image of one batch, on the images' device; None where nothing is."""
+    """What is done to each image of one batch, on the images' device; None for nothing."""
 
     size: tuple[int, int]
     """(H, W) of the images that come out."""
     map: Tensor | None = None
-    """(B, 6) float32, of `whole_map`."""
+    """(B, 6) float32, from `whole_map`."""
     color: Tensor | None = None
     """(B, 3) float32: factors of brightness, contrast and saturation."""
     recolor: Sequence[Recolor] = ()
-    """RandAugment's colour operations, in their order."""
+    """RandAugment's colour operations, in order."""
     erased: tuple[Tensor, Tensor] | None = None
-    """The images that lose a box, (b,) int64, and these boxes, (b, 4), for `_inside`."""
+    """The images with an erased box, (b,) int64, and the boxes, (b, 4), for `_inside`."""
     own: Tensor | None = None
     cut: Tensor | None = None
-    """Both of `_mixtures`, (B, 1) and (B, 4) float32."""
+    """Both from `_mixtures`, (B, 1) and (B, 4) float32."""
 
 
 def plan(
@@ -44,12 +44,12 @@ def plan(
     device: torch.device | str = "cpu",
     first: int = 0,
 ) -> Iterator[Changes]:
-    """The changes of one batch of an epoch after the other, from number `first` on.
+    """Yield the changes of an epoch's batches, one by one, from batch `first` on.
 
-    rows: (N, columns) of `draw`'s table, on the host, in the order in which the images come. epoch: turns alternating
-    flips. size: (H, W) of the images that come out. The sums are done in float64, for many batches at a time, and sent
-    to the device together, so that a GPU is neither waited for nor kept waiting. Which batches these are does not
-    depend on `first`: an epoch that goes on has the very numbers of a whole one.
+    rows: (N, columns) of `draw`'s table, on the host, in the order of the images. epoch: for alternating flips. size:
+    (H, W) of the output images. The changes are computed in float64, for many batches at a time, and sent to the device
+    together, so that host and GPU do not wait for each other. How batches are grouped does not depend on `first`: a
+    resumed epoch has exactly the numbers of an uninterrupted one.
     """
     device, (H, W) = torch.device(device), size
     if config.shift >= min(H, W):
@@ -79,7 +79,7 @@ def plan(
         if config.mixup or config.cutmix:
             numbers |= _mixtures(draws, config, H, W)
         widths = [values.shape[1] for values in numbers.values()]
-        nothing = draws["flip"][:, :0]  # so that there is a table where nothing is asked for
+        nothing = draws["flip"][:, :0]  # so that there is a table even if nothing is on
         table = to_device(torch.cat([nothing, *numbers.values()], dim=1), device)
         for i, part in enumerate(table.split(batch_size)):
             if begin + i * batch_size >= start:
@@ -88,10 +88,10 @@ def plan(
 
 
 def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> Tensor:
-    """Flip, move, recolour and erase each image as planned.
+    """Apply the planned geometry, colour changes and erasing to each image.
 
-    images: float32 (B, C, H, W) in 0..1, not changed; of the plan's size, or larger for a sharper random crop. fill:
-    (C,), the mean colour, on the images' device. Returns float32 (B, C, *changes.size) in 0..1, or `images` itself when
+    images: float32 (B, C, H, W) in 0..1, not changed; of the planned size, or larger for a sharper random crop. fill:
+    (C,), the mean colour, on the images' device. Returns float32 (B, C, *changes.size) in 0..1, or `images` itself if
     nothing is on. Raises ValueError for another size without a random crop.
     """
     given, fill = images, fill.view(1, -1, 1, 1)
@@ -109,7 +109,7 @@ def augment(images: Tensor, changes: Changes, config: Augment, fill: Tensor) -> 
 
 
 def _jitter(images: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast about the mean luma, then saturation, each by its factor. factors: (B, 3).
+    """Scale brightness, contrast about the mean luma, then saturation. factors: (B, 3).
 
     Each is linear in the pixel x and its luma, so with factors b, c, s all three are one sum:
     x b c s + luma b c (1 - s) + mean luma b (1 - c).
@@ -121,7 +121,7 @@ def _jitter(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _inside(box: Tensor, images: Tensor) -> Tensor:
-    """Pixels (B, 1, H, W) bool in boxes (B, 4) of whole pixels: from left, top up to right, bottom."""
+    """Mask (B, 1, H, W) bool of pixels inside boxes (B, 4): left, top, right, bottom in whole pixels, end exclusive."""
     H, W = images.shape[2:]
     left, top, right, bottom = box.T[..., None, None, None]  # each (B, 1, 1, 1)
     x = torch.arange(W, device=images.device)
@@ -144,7 +144,7 @@ def _erased_box(draws: Tensor, config: Augment, H: int, W: int) -> Tensor:
 
 
 def _mixtures(draws: dict[str, Tensor], config: Augment, H: int, W: int) -> dict[str, Tensor]:
-    """`own` (B, 1), the image's own part of each pixel outside of the box `cut` (B, 4), which is its partner's."""
+    """`own` (B, 1), the image's share of each pixel outside the box `cut` (B, 4), which shows its partner."""
     chance, which = draws["mix"].unbind(1)
     mixed = chance < config.mix_probability
     cut = mixed & (which < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0)))
@@ -167,8 +167,7 @@ def mix(
     """Mixup or cutmix of each image with its partner, the batch in reversed order.
 
     images: float32 (B, C, H, W); labels: (B,) int64; progress: share of the training done. Returns images and
-    targets (B, num_classes) float32, whose rows sum to 1. While nothing is mixed, returns images and labels as they
-    are.
+    targets (B, num_classes) float32, whose rows sum to 1, or images and labels unchanged if nothing is mixed.
     """
     if changes.own is None or progress >= config.mix_until:
         return images, labels

@@ -1,4 +1,4 @@
-"""The random numbers of an epoch: a row for each image, a few columns for each feature that is on."""
+"""The random numbers of an epoch: one row per image, and a few columns per feature that is on."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from vitreous.augment.config import Augment
 
 
 def _widths(config: Augment) -> dict[str, int]:
-    """The features in their order, and the columns that each takes: uniform in 0..1 where not said."""
+    """The features in order, and the number of columns of each: uniform in 0..1 unless stated."""
     n = config.randaugment_ops
     return {
         "flip": int(config.flip > 0),
@@ -30,16 +30,16 @@ def _widths(config: Augment) -> dict[str, int]:
 
 
 def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
-    """The random numbers of one epoch: a float32 table (count, columns) on the host, a row for each image.
+    """The random numbers of one epoch: a float32 table (count, columns) on the host, one row per image.
 
-    Every feature has a generator of its own and fills its columns row by row, so that count changes no row.
+    Every feature has its own generator and fills its columns row by row, so that rows do not depend on count.
     """
     widths = _widths(config)
     table, filled = np.empty((count, sum(widths.values())), np.float32), 0
     for stream, (name, width) in enumerate(widths.items(), start=1):
         if not width:
             continue
-        fixed = name == "flip" and config.alternate_flip  # the coin of epoch 0 serves them all
+        fixed = name == "flip" and config.alternate_flip  # the draw of epoch 0 is used in all epochs
         rng = np.random.default_rng((seed, 0 if fixed else epoch, stream))
         if name in ("mixup", "cutmix"):
             part = rng.beta(getattr(config, name), getattr(config, name), (count, width))
@@ -53,7 +53,7 @@ def draw(config: Augment, count: int, seed: int, epoch: int) -> Tensor:
 
 
 def split(rows: Tensor, config: Augment) -> dict[str, Tensor]:
-    """Rows (B, columns) as one float64 (B, width) for each feature, on the host, where the small sums are done."""
+    """Rows (B, columns) as one float64 tensor (B, width) per feature, on the host, where changes are computed."""
     widths = _widths(config)
     columns = sum(widths.values())
     if rows.shape[1] != columns:
@@ -62,5 +62,5 @@ def split(rows: Tensor, config: Augment) -> dict[str, Tensor]:
 
 
 def between(u: Tensor, limit: float) -> Tensor:
-    """u in 0..1 as -limit..limit."""
+    """Scale u in 0..1 to -limit..limit."""
     return (2 * u - 1) * limit

@@ -1,8 +1,8 @@
-"""Where each pixel of an augmented image is read from: all geometry of an image as one map.
+"""Geometric augmentation: all geometry of an image as one affine map.
 
-A map takes an output pixel (x, y, 1) to the input place that its colour is read from, in pixels from the image centre,
-x to the right and y down. Of operations done in the order 1, 2, 3 the whole map is M1 @ M2 @ M3: an output pixel of the
-last comes from its input, the output of the one before. Dividing by half the side gives grid_sample's coordinates,
+A map takes an output pixel (x, y, 1) to the input position that its colour is read from, in pixels from the image
+centre, x to the right and y down. Operations applied in the order 1, 2, 3 compose to M1 @ M2 @ M3: an output pixel of
+the last comes from its input, the output of the one before. Dividing by half the side gives grid_sample's coordinates,
 -1..1 from edge to edge (align_corners=False). Source: Jaderberg et al. 2015, section 3.2.
 """
 
@@ -24,7 +24,7 @@ def _map(*entries: Tensor | float) -> Tensor:
 
 
 def maps_of(draws: dict[str, Tensor], config: Augment, epoch: int, H: int, W: int) -> list[Tensor]:
-    """The map (B, 3, 3) of each geometric operation that is on, in the order in which they are done."""
+    """The map (B, 3, 3) of each geometric operation that is on, in order of application."""
     maps = []
     if config.crop_scale:
         area, ratio, x, y = draws["crop"].unbind(1)
@@ -58,8 +58,8 @@ def box_size(
 ) -> tuple[Tensor, Tensor]:
     """Height and width (B,), in pixels, of a box inside the image.
 
-    area, ratio: (B,) in 0..1. The area is uniform in `areas`, shares of the image; the logarithm of width /
-    height is uniform in the part of `ratios` at which a box of that area fits.
+    area, ratio: (B,) in 0..1. The area is uniform in `areas`, shares of the image; the logarithm of width / height is
+    uniform in the part of `ratios` for which a box of that area fits.
     """
     area = areas[0] + (areas[1] - areas[0]) * area
     narrow, wide = area * W / H, W / (area * H)  # as high and as wide as the image
@@ -69,23 +69,23 @@ def box_size(
 
 
 def _bends(config: Augment) -> bool:
-    """Whether a map may read beyond the image's edges in other ways than a shift does."""
+    """Whether a map may read beyond the image's edges other than by a shift."""
     return bool(config.rotation or config.scale or config.shear or config.randaugment_ops)
 
 
 def _copies(config: Augment) -> bool:
-    """Flips and shifts hit pixel centres: nothing is interpolated."""
+    """Whether pixels are only copied: flips and shifts hit pixel centres, so nothing is interpolated."""
     return not (_bends(config) or config.crop_scale)
 
 
 def whole_map(maps: list[Tensor], config: Augment, H: int, W: int) -> Tensor:
-    """One map of all: the upper rows of (B, 3, 3), as (B, 6), in grid_sample's coordinates unless it `_copies`."""
+    """The product of all maps: the upper two rows, as (B, 6), in grid_sample's coordinates unless it `_copies`."""
     half = torch.tensor([1, 1, 1] if _copies(config) else [W / 2, H / 2, 1], dtype=torch.float64)
     return (reduce(torch.matmul, maps) * half / half[:, None])[:, :2].flatten(1)
 
 
 def resample(images: Tensor, whole: Tensor, config: Augment, fill: Tensor, size: tuple[int, int]) -> Tensor:
-    """Read every output pixel from where `whole_map` sends it: one grid_sample, or copies of rows and columns."""
+    """Read every output pixel from where `whole_map` maps it: one grid_sample, or copies of rows and columns."""
     if _copies(config):
         return _move(images, whole, config, fill)
     B, (H, W) = len(images), size
@@ -116,7 +116,7 @@ def _keep(images: Tensor, inside: Tensor, config: Augment, fill: Tensor) -> Tens
 
 
 def _move(images: Tensor, whole: Tensor, config: Augment, fill: Tensor) -> Tensor:
-    """Copy rows whole, then pick columns. whole: (B, 6), halves of pixels, which float32 holds exactly."""
+    """Copy whole rows, then pick columns. whole: (B, 6), multiples of half a pixel, exact in float32."""
     B, C, H, W = images.shape
     a, _, dx, _, d, dy = whole.T[..., None]  # each (B, 1)
     column = a * (torch.arange(W, device=images.device) - (W - 1) / 2) + dx + (W - 1) / 2  # (B, W), to read

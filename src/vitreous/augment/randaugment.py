@@ -1,8 +1,8 @@
 """RandAugment for a whole batch: each image draws its own operations.
 
-The operations mean what they mean in PIL, and their ranges are those of timm's `rand-m9-n2-mstd0.5-inc1`, in
-which a larger magnitude always changes more. `draw_ops`, `warp` and `recolorings` work on the host; a colour operation
-takes float32 images (B, C, H, W) in 0..1 wherever they lie, and an argument (B, 1, 1, 1) in PIL's unit.
+The operations are those of PIL, and their ranges are those of timm's `rand-m9-n2-mstd0.5-inc1`, in which a larger
+magnitude always changes more. `draw_ops`, `warp` and `recolorings` work on the host; a colour operation takes float32
+images (B, C, H, W) in 0..1 on any device, and an argument (B, 1, 1, 1) in PIL's unit.
 Source: Cubuk et al. 2020, and timm/data/auto_augment.py.
 """
 
@@ -22,8 +22,8 @@ def draw_ops(uniform: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
     """Which operations each image gets, and how strongly.
 
     uniform: (B, n, 3) in 0..1; strength: (B, n), of 10.
-    Returns op (B, n) int64, the place in `OPS`, or -1 where nothing is done (half the time, as in timm), and
-    level (B, n) in -1..1, whose sign is a coin.
+    Returns op (B, n) int64, the index in `OPS`, or -1 for none (half the time, as in timm), and level (B, n) in -1..1,
+    with a random sign.
     """
     which, apply, sign = uniform.unbind(-1)
     op = torch.where(apply < 0.5, (which * len(OPS)).long(), -1)
@@ -32,10 +32,10 @@ def draw_ops(uniform: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def warp(op: Tensor, level: Tensor, H: int, W: int) -> Tensor:
-    """The output -> input maps (B, 3, 3), in pixels from the image centre, of an operation for each image.
+    """The output -> input maps (B, 3, 3), in pixels from the image centre, of one operation per image.
 
-    op, level: (B,). Rotation by up to 30 degrees, shear by 0.3, translation by 0.45 of the side; no change
-    where the operation is one of colour.
+    op, level: (B,). Rotation by up to 30 degrees, shear by 0.3, translation by 0.45 of the side; the identity for
+    colour operations.
     """
 
     def amount(name: str, most: float) -> Tensor:  # (B,), zero for every other operation
@@ -55,13 +55,13 @@ class Recolor(NamedTuple):
 
     name: str
     chosen: Tensor
-    """(b,) int64, their places in the batch."""
+    """(b,) int64, their rows in the batch."""
     argument: Tensor
     """(b, 1, 1, 1) float32, in PIL's unit."""
 
 
 def recolorings(op: Tensor, level: Tensor, batch_size: int, device: torch.device) -> list[list[Recolor]]:
-    """The colour operations of `draw_ops` for batch after batch, each in their order. op, level: (N, n)."""
+    """The colour operations of `draw_ops` for each batch, in order of application. op, level: (N, n)."""
     names, groups = [], []
     for slot_op, slot_level in zip(op.unbind(1), level.unbind(1), strict=True):
         for name, (_, argument) in COLOR_OPS.items():
@@ -78,10 +78,9 @@ def recolorings(op: Tensor, level: Tensor, batch_size: int, device: torch.device
 def deal(
     groups: list[tuple[Tensor, Tensor]], batches: int, batch_size: int, device: torch.device
 ) -> list[list[tuple[Tensor, Tensor]]]:
-    """For each group and each batch, which of its images are in the group, (b,) int64, and their values, (b, ...).
+    """For each group and each batch, the rows of its images in the group, (b,) int64, and their values, (b, ...).
 
-    groups: rows (n,), ascending, on the host, where it is known how many there are without waiting for the device;
-    and values (n, ...).
+    groups: rows (n,), ascending, on the host, so that counting them does not wait for the device; and values (n, ...).
     """
     counts = [count for rows, _ in groups for count in (rows // batch_size).bincount(minlength=batches).tolist()]
     chosen = to_device(torch.cat([rows % batch_size for rows, _ in groups]), device).split(counts)
@@ -91,13 +90,13 @@ def deal(
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Host numbers on a device, real ones as float32. A GPU fetches them from pinned memory, and is not waited for."""
+    """Move host numbers to a device, floats as float32. To a GPU the copy is asynchronous, from pinned memory."""
     values = values.float() if values.is_floating_point() else values
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def recolor(images: Tensor, operations: list[Recolor]) -> Tensor:
-    """Run colour operations, one after the other, on the images that drew them.
+    """Apply colour operations, one after the other, to the images that drew them.
 
     images: float32 (B, C, H, W) in 0..1, changed in place and returned.
     """
@@ -107,7 +106,7 @@ def recolor(images: Tensor, operations: list[Recolor]) -> Tensor:
 
 
 def gray(x: Tensor) -> Tensor:
-    """(B, 1, H, W): PIL's luma of RGB images; the mean of the channels for any other number of them."""
+    """(B, 1, H, W): PIL's luma for RGB images, else the mean over channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
