@@ -1,4 +1,4 @@
-"""What this machine has, how fast it multiplies, and what is known not to work on it."""
+"""What this machine has, its speed in matrix products, and what is known not to work on it."""
 
 import platform
 import time
@@ -21,7 +21,7 @@ OPTIONAL = {
     "uvicorn": "serve",
     "python-multipart": "serve",
 }
-SIDE = 8192  # of the largest matrices that are multiplied
+SIDE = 8192  # of the largest matrices multiplied
 
 
 def examine() -> None:
@@ -50,7 +50,7 @@ def examine() -> None:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """GFLOP/s of a product of two square matrices: the best of five, as large as a processor multiplies in moments."""
+    """GFLOP/s of a square matrix product, best of five; the side doubles until it takes 20 ms or reaches `SIDE`."""
     side, best = min(256, SIDE), 0.0
     while side <= SIDE and best < 0.02:
         a, best = torch.randn(side, side, device=device).to(dtype), float("inf")
@@ -65,7 +65,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def findings() -> list[str]:
-    """Combinations on this machine that are known not to work, or to be slow."""
+    """Combinations on this machine that are known to be broken or slow."""
     found = []
     if not has_fast_bf16(torch.device("cpu")) and not torch.cuda.is_available():
         found.append("this processor has no fast bf16 and there is no GPU: training runs in float32")
@@ -74,7 +74,7 @@ def findings() -> list[str]:
     if installed("torchvision"):
         try:
             import torchvision  # noqa: F401
-        except Exception as error:  # half imported, it raises whatever comes
+        except Exception as error:  # a broken installation may raise anything
             reason = first_line(error)
             found.append(f"torchvision does not import beside this torch ({reason}); vitreous does not need it")
     if torch.version.cuda and not torch.cuda.is_available():

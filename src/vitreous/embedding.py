@@ -1,4 +1,4 @@
-"""Images as features: what the head of a model reads of them, and who is near whom."""
+"""Images as features, the input of a model's head, and their nearest neighbours."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
 from vitreous.weights.load import load_weights
 
-MADE_BY = "vitreous embed"  # stands in its files
+MADE_BY = "vitreous embed"  # marks its files
 TEMPERATURE = 0.07  # a neighbour's vote counts exp(similarity / TEMPERATURE), as in Wu et al. 2018, arXiv 1805.01978
 PART = 1024  # images compared with all others at a time
 
@@ -31,13 +31,13 @@ class Features(NamedTuple):
     """(N,) int64."""
     class_names: tuple[str, ...]
     images: list[str]
-    """Where each image lies: its path, or its row."""
+    """The location of each image: its path, or its row."""
     groups: np.ndarray | None = None
-    """(N,), what `data.group` finds of each image; None where it finds nothing."""
+    """(N,), what `data.group` finds for each image; None if it finds nothing."""
 
 
 def load_features(source: Path | str, arch: str | None = None, revision: str | None = None) -> Bundle:
-    """A model whose features are wanted and whose head is not, of any source that `load_weights` reads."""
+    """Load a model for its features, not its head, from any source that `load_weights` reads."""
     return load_weights(source, arch=arch, revision=revision, num_classes=1)[0]
 
 
@@ -51,7 +51,7 @@ def embed_split(
     options: DataOptions | None = None,
     skip_broken: bool = False,
 ) -> Features:
-    """Features of a split of the data, as training and prediction see its images. options: as for `judge`."""
+    """Features of a split, preprocessed as in training and prediction. options: as for `judge`."""
     where, options = pick_device(device), options or DataOptions()
     batches = Batches(
         data.splits[split],
@@ -77,10 +77,11 @@ def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: s
 
 
 def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:
-    """Share of images that their k nearest neighbours answer rightly, by cosine similarity.
+    """Accuracy of a k-nearest-neighbour classifier by cosine similarity.
 
-    among: where neighbours are looked for; None: among the images themselves, each left out for itself. Images of one
-    group are no neighbours of each other: those of one patient would answer for him. One without any has no answer.
+    among: where neighbours are looked for; None: among the images themselves, leaving each one out. Images of one group
+    are not neighbours of each other: a patient's other images would give the answer away. An image without neighbours
+    counts as wrong.
     """
     others = own if among is None else among
     k = min(k, len(others.labels) - (among is None))
@@ -105,14 +106,14 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
 
 
 def find_nearest(query: Tensor, among: Features, k: int = 5) -> list[tuple[int, float]]:
-    """Rows of the images whose features are most like `query` (D,), with their cosine similarities, nearest first."""
+    """Rows of the images with features most similar to `query` (D,), and their cosine similarities, nearest first."""
     similarity = F.cosine_similarity(query[None], among.features)
     values, rows = similarity.topk(min(k, len(similarity)))
     return list(zip(rows.tolist(), values.tolist(), strict=True))
 
 
 def write_parquet(features: Features, path: Path) -> None:
-    """One row an image: row, image (where it lies), label, class, feature (a list of D float32)."""
+    """One row per image: row, image (its location), label, class, feature (a list of D float32)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Judge a trained model on a split: figures, and the logits they came from."""
+"""Evaluate a trained model on a split: figures, and the logits they come from."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from vitreous.weights.bundle import find_record
 
 log = logging.getLogger("vitreous")
 
-TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, where they lay decoded
+TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, if they were decoded
 
 
 class Judged(NamedTuple):
@@ -35,21 +35,21 @@ class Judged(NamedTuple):
     figures: dict
     """Those of `metrics.classification_metrics`, at the bundle's temperature."""
     logits: Tensor
-    """(N, K), as the model gives them: not divided by the temperature."""
+    """(N, K), as the model returns them: not divided by the temperature."""
     labels: Tensor
     """(N,)."""
     images: Images
-    """(N,); decoded and fitted, unless the set is too large to keep so."""
+    """(N,); decoded and fitted, unless the set is too large to keep decoded."""
     rows: np.ndarray
-    """(N,), their rows in the split: all of them, but for images that cannot be read."""
+    """(N,), their rows in the split: all, except for images that cannot be read."""
     seconds: float
-    """That the answers took, from images that lay decoded; reading is part of it where they do not fit in memory."""
+    """Time of the forward passes on decoded images; it includes reading them if they do not fit in memory."""
     name: str = ""
-    """Of the split, where it is one of a set; `given` for images that come in none."""
+    """The split's name if it is part of a set; `given` for images without splits."""
     groups: np.ndarray | None = None
-    """(N,), what `data.group` finds of each image; None where it finds nothing."""
+    """(N,), what `data.group` finds for each image; None if it finds nothing."""
     caution: str = ""
-    """Why the figures are worth less than they seem, as far as that is known."""
+    """Why the figures are worth less than they seem, if known."""
 
 
 def judge(
@@ -63,8 +63,8 @@ def judge(
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Ask a bundle about every image of a split. options: where its images live, and who reads them.
-    progress: gets images done and in all, while they are decoded."""
+    """Evaluate a bundle on every image of a split. options: where its images are kept, and by how many workers read.
+    progress: gets the images done and the total while they are decoded."""
     options = options or DataOptions()
     batches = Batches(
         split,
@@ -89,9 +89,9 @@ def judge(
 
 
 def pooled_figures(parts: Sequence[Judged]) -> dict:
-    """Figures of models of the same classes, each on its part of a set, as if one had answered all of it.
+    """Figures of several models with the same classes, each on its part of a set, as if one model had answered it all.
 
-    But for `auroc`, as scores of several models have no common order, and `temperature`, of which each has its own.
+    Without `auroc`, as scores of different models have no common order, and `temperature`, as each has its own.
     """
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
@@ -103,7 +103,7 @@ def pooled_figures(parts: Sequence[Judged]) -> dict:
 
 
 def write_answers(parts: Iterable[Judged], path: Path) -> None:
-    """A line an image: split and row, where it lies, its class, the answer, the probabilities of both, its group."""
+    """One line per image: split, row, location, class, answer, the probabilities of answer and class, and group."""
     head = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
     write_csv(path, head, (line for judged in parts for line in _lines(judged)))
 
@@ -118,7 +118,7 @@ def _lines(judged: Judged) -> Iterator[tuple[object, ...]]:
 
 
 def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], path: Path) -> None:
-    """A line a class of each split, by its `metrics.confusion` (K, K); a share of nothing is left empty."""
+    """One line per split and class, from its `metrics.confusion` (K, K); a share of nothing is left empty."""
     lines = [
         (split, name, *(f"{value:.6g}" if isinstance(value, float) else value for value in figures))
         for split, each in counts.items()
@@ -138,8 +138,8 @@ def evaluate(
 ) -> dict:
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
-    split: `test`, `val` or `train`; by default the first of these that there is. The run's own data is split as it was
-    in training. precision: `auto` is what the run's recipe says. Raises ValueError for a split that is not there, or a
+    split: `test`, `val` or `train`; by default the first of these that exists. The run's own data is split as it was in
+    training. precision: `auto` is what the run's recipe says. Raises ValueError for a split that does not exist, or a
     class that the model lacks.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
@@ -154,7 +154,7 @@ def judge_run(
     precision: str = "auto",
     skip_broken: bool = False,
 ) -> Judged:
-    """`evaluate`, with all that its figures came from."""
+    """`evaluate`, with everything its figures come from."""
     where = pick_device(device)
     if precision == "auto":
         precision = own_precision(run)
@@ -192,7 +192,7 @@ def judge_run(
 
 
 def _learnt(judged: Judged, folder: Path) -> str:
-    """What to say of images that are copies of those that a run learnt from, where both lay decoded."""
+    """A caution about images that are copies of a run's training images, if both are decoded; else ""."""
     hashes = folder / TRAIN_HASHES
     if not (hashes.is_file() and isinstance(judged.images, ArrayImages)):
         return ""
@@ -206,7 +206,7 @@ def _learnt(judged: Judged, folder: Path) -> str:
 
 
 def _others(judged: Judged, folder: Path) -> bool:
-    """Whether a run's own images, where they lie decoded, are not what its `data.json` has a hash of."""
+    """Whether a run's own images, if decoded, differ from the hash in its `data.json`."""
     recorded = read_json(folder / "data.json")["hash"].get(judged.name)
     if recorded is None or not isinstance(judged.images, ArrayImages):
         return False
@@ -214,8 +214,7 @@ def _others(judged: Judged, folder: Path) -> bool:
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
-    """A split with its labels counted as the model counts them, matched by class name. Raises ValueError for a class
-    that the model lacks."""
+    """A split with its labels mapped to the model's by class name. Raises ValueError for a class the model lacks."""
     chosen = image_set.splits[split]
     if image_set.class_names == bundle.class_names:
         return chosen
@@ -224,13 +223,14 @@ def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
 
 
 def record_of(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
-    """Where what is known of a run lies, and how it read its data: as any, where nothing is known."""
+    """The folder with the record of a run, and its data options; None and the defaults if there is no record."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     return folder, DataOptions() if folder is None else read_recipe(str(folder / "recipe.yaml")).data
 
 
 def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
-    """The data a run was trained on, split as it was. fetch: as for `load`. Raises ValueError where it is not known."""
+    """The data a run was trained on, split as in training. fetch: as for `load`. Raises ValueError if it is unknown or
+    has changed."""
     folder, options = record_of(run)
     if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run

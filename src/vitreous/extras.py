@@ -1,4 +1,4 @@
-"""Packages that only some commands need, each in an extra of its own."""
+"""Optional packages that only some commands need, in extras."""
 
 import sys
 from collections.abc import Iterable
@@ -6,6 +6,6 @@ from importlib.util import find_spec
 
 
 def need(what: str, packages: Iterable[str], extra: str) -> None:
-    """Raise ImportError, which names the missing ones and the extra they come with, unless all of these are here."""
+    """Raises ImportError if any of the packages is missing, naming the missing ones and the extra to install."""
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ImportError(f'{what} needs {", ".join(missing)}: {sys.executable} -m pip install "vitreous[{extra}]"')

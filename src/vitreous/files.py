@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what they must not take the place of."""
+"""Atomic writing of files, and checks that nothing else is overwritten."""
 
 import csv
 import json
@@ -15,33 +15,33 @@ from safetensors import SafetensorError
 from vitreous.messages import first_line
 
 PART = ".part"
-TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # where its errors in writing come from
-BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # by which a run is told from a recipe that lies somewhere
+TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # in the messages of torch's write errors
+BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # one of these tells a run from a lone recipe
 
 
 def path_of(text: Path | str) -> Path:
-    """A path as the user writes it: ~ and ~name are home folders, where there are such."""
+    """A path as the user writes it: ~ and ~name are expanded to home folders that exist."""
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # nobody is called so: a name that begins with a tilde
+    except RuntimeError:  # no such user: a file name that begins with a tilde
         return Path(text)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, flush it to the disk, and move it there.
+    """Let `write` fill a temporary file next to `path`, flush it to disk, and move it there.
 
-    No reader sees half a file and no power cut leaves one; when writing fails, what was there stays. A link stays a
-    link to the new file; what is no file, such as a pipe, is written to itself. Raises OSError.
+    Neither a reader nor a power cut ever sees half a file; if writing fails, the old file stays. A link stays a link,
+    to the new file; something that is no file, such as a pipe, is written directly. Raises OSError.
     """
     if _is_stream(path):
         write(path)
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{uuid.uuid4().hex}{PART}")  # of two that write at once each has its own
+    part = target.with_name(f".{uuid.uuid4().hex}{PART}")  # unique, as two may write at once
     try:
         part.touch()
-        mode = part.stat().st_mode  # of a new file here; that of safetensors is its owner's alone
+        mode = part.stat().st_mode  # the default here; safetensors would make it owner-only
         write(part)
         part.chmod(mode)
         with part.open("rb") as file:
@@ -49,7 +49,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         part.replace(target)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
-    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of a full disk
+    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors raise for a full disk
         if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in TORCH_WRITES):
             raise
         reason = first_line(error).removeprefix("Error while serializing: I/O error: ")
@@ -57,13 +57,13 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         part.unlink(missing_ok=True)
     folder = os.open(target.parent, os.O_RDONLY)
-    with suppress(OSError):  # some file systems of networks cannot
+    with suppress(OSError):  # some network file systems cannot
         os.fsync(folder)  # the move, too
     os.close(folder)
 
 
 def is_part(path: Path) -> bool:
-    """Whether `replace_file` left it, when the process was killed."""
+    """Whether it is a leftover of `replace_file` in a process that was killed."""
     return path.name.startswith(".") and path.suffix == PART
 
 
@@ -73,12 +73,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write indented JSON, whole or not at all."""
+    """Write indented JSON atomically."""
     replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
 
 
 def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """A table in UTF-8: its names of columns and its rows."""
+    """Write a CSV table in UTF-8: its column names and its rows."""
 
     def write(part: Path) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
@@ -90,15 +90,15 @@ def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]])
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe, a device or the command's own output, which no file may replace."""
+    """Whether it is a pipe, a device or the command's own output, which must not be replaced by a file."""
     return path.parent == Path("/dev") or (path.exists() and not path.is_file())
 
 
 def check_file(path: Path, suffix: str, mark: str | None) -> None:
-    """Raises ValueError for a place where a file of this suffix would take the place of something else.
+    """Raises ValueError if writing a file with this suffix to `path` would overwrite something else.
 
-    It must not be a folder, nor a file of another kind, nor one of a run's or a trained model's, nor one that is there
-    without `mark`, by which what the same command wrote is known; None: the file is added to.
+    The path must not be a folder, a file of another kind or in the folder of a run or trained model. An existing file
+    must contain `mark`, which shows that the same command wrote it; None: the file is appended to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")
@@ -113,15 +113,15 @@ def check_file(path: Path, suffix: str, mark: str | None) -> None:
 
 
 def _holds(file: Path, mark: str) -> bool:
-    """Whether a mark stands in a file; one that is empty holds nothing to lose."""
+    """Whether a file contains a mark; an empty file counts, as it holds nothing to lose."""
     if not file.stat().st_size:
         return True
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.rfind(mark.encode()) >= 0  # from the end, where a parquet file says what it is
+        return content.rfind(mark.encode()) >= 0  # from the end, where parquet has its metadata
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError for a folder to write that is a file, a run's or a trained model's, or lies directly in one."""
+    """Raises ValueError for an output folder that is a file, or is or lies directly in a run's or trained model's."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file: name a folder with --out")
     _check_place(path)
@@ -129,7 +129,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_free(files: Iterable[Path], sign: Path, mark: str) -> None:
-    """Raises ValueError where one of `files` is there, unless `sign` is one that holds `mark`: then they are ours."""
+    """Raises ValueError if one of `files` exists, unless the file `sign` contains `mark`: then they are ours."""
     if sign.is_file() and mark in sign.read_text(errors="replace"):
         return
     if taken := sorted(file for file in files if file.exists()):

@@ -1,4 +1,4 @@
-"""Words of messages: what an error says, in one line, and names in it."""
+"""Helpers for messages: errors in one line, suggestions and lists of names."""
 
 import difflib
 import re
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where that is empty."""
+    """The first line of an error's message, or its type if that is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = lambda key: "") -> str:
-    """What an error says; of one of pydantic its first fault, with the key and its value.
+    """An error's message; for a pydantic error, its first fault with key and value.
 
-    section: what the keys begin with. hint: what to say about an unknown key.
+    section: a prefix for the keys. hint: text to add for an unknown key.
     """
     from pydantic import ValidationError
 
@@ -37,7 +37,7 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A question that leads to the name that is nearest, where one is near."""
+    """A question that suggests the closest name, or "" if none is close."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean '{near[0]}'? " if near else ""
 

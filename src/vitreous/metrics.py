@@ -1,4 +1,4 @@
-"""Figures of a classifier and how far they can be trusted; rates are fractions of 1."""
+"""Metrics of a classifier and their uncertainty; rates are fractions of 1."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15  # of confidence, as in Guo et al. 2017
-Z95 = 1.959964  # standard deviations that 95% of a normal distribution lie within
-TEMPERATURES = (0.05, 20.0)  # among which one is looked for
+Z95 = 1.959964  # 95% of a normal distribution is within so many standard deviations
+TEMPERATURES = (0.05, 20.0)  # the range searched
 
-# What the figures are called, in the order in which they are shown
+# Display names of the figures, in the order in which they are shown
 NAMES = {
     "top1": "top-1",
     "top5": "top-5",
@@ -29,11 +29,11 @@ NAMES = {
     "groups": "groups",
     "effective_count": "effective sample size",
 }
-WATCHED = ("loss", "top1", "top5", "precision_macro", "recall_macro", "f1_macro")  # by epoch, and over folds
+WATCHED = ("loss", "top1", "top5", "precision_macro", "recall_macro", "f1_macro")  # per epoch, and over folds
 
 
 def figure_text(name: str, value: float | None) -> str:
-    """A figure as people read it; "" where there is none."""
+    """A figure formatted for reading; "" if there is none."""
     if value is None:
         return ""
     forms = {"loss": ".4f", "temperature": ".3f", "count": ",.0f", "groups": ",.0f", "effective_count": ",.0f"}
@@ -41,7 +41,7 @@ def figure_text(name: str, value: float | None) -> str:
 
 
 def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> tuple[float, float]:
-    """The 95% interval of a split's top-1, or of another share of its images; a wider one where they come in groups."""
+    """The 95% interval of a split's top-1, or of another share of its images; wider if the images come in groups."""
     count = figures["count"]
     weight = figures.get("effective_count", count) / count
     return wilson(round(figures[key] * count) * weight, count * weight)
@@ -52,9 +52,9 @@ def classification_metrics(
 ) -> dict[str, float | int | None]:
     """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, auroc, ece, ece_unscaled, temperature and count.
 
-    `ece` is the calibration error of the probabilities that predictions give, after division by the `temperature`;
-    `ece_unscaled`, the loss and the auroc are those of the logits as they are. groups: (N,), of images that belong
-    together: then `group_figures`, too.
+    `ece` is the calibration error of the predicted probabilities, after division by the `temperature`; `ece_unscaled`,
+    the loss and the auroc are those of the raw logits. groups: (N,), of images that belong together; adds
+    `group_figures`.
     """
     figures = answer_metrics(logits, labels)
     figures["auroc"] = auroc(logits.double().softmax(dim=1), labels)
@@ -65,9 +65,9 @@ def classification_metrics(
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> float | None:
-    """The area under the ROC curve of each class against the others, (N, K) and (N,), as the mean over the classes.
+    """The area under the ROC curve of each class against the others, (N, K) and (N,), averaged over classes.
 
-    Those without images are left out; None where there is but one with images.
+    Classes without images are left out; None if only one class has images.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -80,9 +80,9 @@ def auroc(probabilities: Tensor, labels: Tensor) -> float | None:
 def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | None]:
     """logits (N, K) float32, labels (N,) int64 -> loss, top1, top5, precision, recall and f1 (macro, micro).
 
-    `top5` is None for five classes or fewer. Macro figures average the classes that occur in labels or answers, over
-    the whole split at once; a class never answered counts as precision 0, one without images that is answered as
-    recall 0.
+    `top5` is None for five classes or fewer. Macro figures average over the classes that occur in labels or answers, on
+    the whole split at once; a class that is never answered has precision 0, and one that is answered but has no images
+    has recall 0.
     """
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -94,7 +94,7 @@ def answer_metrics(logits: Tensor, labels: Tensor) -> dict[str, float | int | No
     }
     macro = precision_recall_fscore_support(labels.numpy(), answers.numpy(), average="macro", zero_division=0)
     for name, value in zip(("precision", "recall", "f1"), macro, strict=False):
-        figures |= {f"{name}_macro": float(value), f"{name}_micro": figures["top1"]}  # with one label an image
+        figures |= {f"{name}_macro": float(value), f"{name}_micro": figures["top1"]}  # equal, with one label per image
     return figures
 
 
@@ -116,21 +116,21 @@ def confusion(logits: Tensor, labels: Tensor) -> np.ndarray:
 
 
 class ClassFigures(NamedTuple):
-    """What became of a class; a share of nothing is None."""
+    """The figures of one class; a share of nothing is None."""
 
     images: int
     answered: int
     """How often it was the answer."""
     right: int
     recall: float | None
-    """Of its images, the share that was found."""
+    """The share of its images that was found."""
     precision: float | None
-    """Of the answers that name it, the share that is right."""
+    """The share of its answers that is right."""
     f1: float | None
 
 
 def class_figures(counts: np.ndarray) -> list[ClassFigures]:
-    """The figures of each class, in their order, by a `confusion` (K, K)."""
+    """The figures of each class, in order, from a `confusion` (K, K)."""
     sums = zip(counts.sum(axis=1).tolist(), counts.sum(axis=0).tolist(), np.diag(counts).tolist(), strict=True)
     return [
         ClassFigures(
@@ -146,10 +146,10 @@ def class_figures(counts: np.ndarray) -> list[ClassFigures]:
 
 
 def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | int]:
-    """How many groups there are, and how many independent images would tell the share of right answers as well.
+    """The number of groups, and how many independent images would give the same precision of the accuracy.
 
-    right: bool (N,). groups: (N,). `effective_count` is N over the design effect (Kish 1965), less by what so few
-    groups leave open (Korn & Graubard 1998): from 1 to N. Where all answers are right, or none is, each group is one.
+    right: bool (N,). groups: (N,). `effective_count` is N over the design effect (Kish 1965), reduced for a small
+    number of groups (Korn & Graubard 1998): from 1 to N. If all answers are right, or none, each group counts as one.
     """
     from scipy.stats import t
 
@@ -163,12 +163,12 @@ def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | in
 
 
 def sign_flip_p(totals: np.ndarray) -> float:
-    """How often the sum of integers (n,) would lie as far from 0, if each had either sign by chance: two-sided, exact.
+    """Exact two-sided sign-flip test: how often random signs put the sum of integers (n,) at least as far from 0.
 
-    Of 1 and -1 that is McNemar's exact test (1947).
+    For values of 1 and -1 this is McNemar's exact test (1947).
     """
     sizes = np.abs(totals[totals != 0])
-    chance = np.ones(1)  # of each sum, in steps of 2 from the least
+    chance = np.ones(1)  # of each sum, in steps of 2 from the smallest
     for size in sizes:
         chance = (np.pad(chance, (0, size)) + np.pad(chance, (size, 0))) / 2
     sums = 2 * np.arange(len(chance)) - sizes.sum()
@@ -176,7 +176,7 @@ def sign_flip_p(totals: np.ndarray) -> float:
 
 
 def wilson(hits: float, count: float) -> tuple[float, float]:
-    """The 95% interval of a share of which `hits` of `count` were seen (Wilson 1927): within 0..1 even at its ends."""
+    """The 95% Wilson interval (1927) of a share with `hits` of `count`, always within 0..1."""
     if not 0 <= hits <= count or count < 1:
         raise ValueError(f"{hits} hits of {count}: at least one try, and no more hits than tries")
     share, z2 = hits / count, Z95**2
@@ -192,11 +192,11 @@ class Reliability(NamedTuple):
     confidence: np.ndarray
     """Mean probability of the answers."""
     accuracy: np.ndarray
-    """Share of them that is right."""
+    """Share of the answers that is right."""
 
 
 def reliability(logits: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
-    """How often answers are right, by how sure the model is: logits (N, K), labels (N,)."""
+    """How often answers are right, by confidence: logits (N, K), labels (N,)."""
     confidence, answers = logits.double().softmax(dim=1).max(dim=1)
     rows = _bin_of(confidence, bins)
     count = torch.bincount(rows, minlength=bins).double()
@@ -215,10 +215,11 @@ def calibration_error(bins: Reliability) -> float:
 
 
 def chance_error(logits: Tensor, bins: int = BINS, draws: int = 200) -> tuple[float, float]:
-    """The calibration error that a model as sure as this one shows by chance if it is right as often as it says.
+    """The calibration error that a perfectly calibrated model with the same confidences shows by chance.
 
-    logits (N, K). Of so many draws, in which each answer is right with its confidence, the mean and the 95th percentile
-    (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images it is above 0 by chance.
+    logits (N, K). Returns the mean and the 95th percentile over `draws`, in each of which an answer is right with its
+    confidence as probability (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images
+    it is above 0 by chance.
     """
     confidence = logits.double().softmax(dim=1).amax(dim=1)
     rows, generator = _bin_of(confidence, bins), torch.Generator().manual_seed(0)
@@ -238,18 +239,21 @@ class Covered(NamedTuple):
 
 
 def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> list[Covered]:
-    """How many answers are at least so sure, and how many of these are right: logits (N, K), labels (N,)."""
+    """For each threshold, how many answers are so confident, and how many of these are right.
+
+    logits (N, K), labels (N,).
+    """
     confidence, answers = logits.double().softmax(dim=1).max(dim=1)
     kept = [(threshold, confidence >= threshold) for threshold in thresholds]
     return [Covered(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """What to divide logits by so that the loss on these images, not trained on, is least (Guo et al. 2017).
+    """The temperature to divide logits by that minimises the loss on these held-out images (Guo et al. 2017).
 
-    logits (N, K), labels (N,). Divided by one number, no answer changes. The loss is convex in 1 / temperature, so that
-    its slope has one zero, found by halving. Returns 1 when all answers are right, for then the loss falls forever, and
-    when the images are too few to tell the temperature from 1 (likelihood ratio, at 95%).
+    logits (N, K), labels (N,). No answer changes. The loss is convex in 1 / temperature, so its slope has one zero,
+    found by bisection. Returns 1 if all answers are right, as the loss then has no minimum, and if there are too few
+    images to tell the temperature from 1 (likelihood ratio test, at 95%).
     """
     z = logits.double()
     if bool((z.argmax(dim=1) == labels).all()):
