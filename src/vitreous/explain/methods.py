@@ -33,8 +33,8 @@ def explanation_maps(
     `attention` (default: the mean of all). against: (B,), classes to contrast the targets with, through the difference
     of the two logits. If nothing supports the class, its map is zero everywhere.
 
-    The default won the deletion and insertion test on models of MNIST and digits, was level with two others on CIFAR-10
-    and with one on CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md).
+    The default won the deletion and insertion test on models of MNIST, digits and CIFAR-100, and was level with two
+    others on CIFAR-10 (`python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md).
     """
     check_choice(model, method, layer, head, against is not None)
     model.eval()
