@@ -768,6 +768,7 @@ def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, m
 def test_an_error_does_not_lose_what_is_kept(trained, tmp_path, monkeypatch, written):
     def crash(state, _):
         if state.epoch == 1:
+            assert (tmp_path / "run" / "model").exists() is written  # as after a power cut
             raise MemoryError
 
     if written:
@@ -785,6 +786,15 @@ def test_epochs_shorter_than_a_minute_are_written_once(trained, monkeypatch):
     run = trained(tiny_recipe(epochs=4, optim={"learning_rate": 0.01}), tiny_set())
     tops = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
     assert sum(tops[i] > max(tops[:i], default=(0, 0)) for i in range(4)) > 1 and len(written) == 1
+
+
+def test_without_validation_images_the_last_weights_alone_are_kept(trained, monkeypatch):
+    kept, remember = [], job_module.Job.remember
+    monkeypatch.setattr(
+        job_module.Job, "remember", lambda self, model: kept.append(self.state.epoch) or remember(self, model)
+    )
+    trained(tiny_recipe(epochs=3, data={"val_fraction": 0.0}), tiny_set())
+    assert kept == [3]
 
 
 def test_time_that_is_not_needed_changes_nothing(trained, everything, monkeypatch):
