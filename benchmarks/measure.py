@@ -14,7 +14,7 @@ import torch
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import FileImages
-from vitreous.device import cpu_capabilities
+from vitreous.device import cpu_capabilities, has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
 from vitreous.recipe import Recipe
@@ -54,6 +54,15 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def units(device: torch.device) -> str:
+    """What multiplies matrices there, after which results are named: `avx2`, `avx512`, `avx512-bf16`, `amx`, `cuda`."""
+    if device.type != "cpu":
+        return device.type
+    if has_amx():
+        return "amx"
+    return torch.backends.cpu.get_cpu_capability().lower() + "-bf16" * has_fast_bf16(device)
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Hardware, versions and the rate of a plain matrix product in GFLOP/s."""
     capabilities = cpu_capabilities()
@@ -61,6 +70,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "processor": capabilities.get("cpu_name", "unknown"),
         "cores": capabilities.get("num_physical_cores"),
         "threads": torch.get_num_threads(),
+        "units": units(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
         "matmul_gflops": {

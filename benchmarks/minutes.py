@@ -9,11 +9,11 @@ from matplotlib.ticker import NullLocator
 from measure import RESULTS, markdown
 
 from reproductions.__main__ import EXPERIMENTS
-from vitreous.plots.canvas import BLUE, GREEN, ROSE
+from vitreous.plots.canvas import BLUE, GREEN, ROSE, SAND
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "accuracy-by-minutes.png"
-UNITS = {"amx": "AMX", "avx512-bf16": "AVX-512 with bf16", "avx2": "AVX2"}
-COLORS = dict(zip(UNITS.values(), (BLUE, GREEN, ROSE), strict=True))
+UNITS = {"amx": "AMX", "avx512-bf16": "AVX-512 with bf16", "avx512": "AVX-512", "avx2": "AVX2"}
+COLORS = dict(zip(UNITS.values(), (BLUE, GREEN, SAND, ROSE), strict=True))
 
 
 class Timed(NamedTuple):
@@ -37,17 +37,11 @@ def timed(results: list[dict]) -> list[Timed]:
     for r in results:
         *others, last = r["overrides"] or [""]
         if last.startswith("time_limit="):
-            units = "amx" if r["recipe"].endswith("amx") else "avx512-bf16" if has_bf16(r["machine"]) else "avx2"
             minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
-            what = r["recipe"], UNITS[units], r["precision"], r["params"]
+            what = r["recipe"], UNITS[r["machine"]["units"]], r["precision"], r["params"]
             own = all(other.startswith("epochs=") for other in others)  # of which there are more than the time allows
             found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], own))
     return found
-
-
-def has_bf16(machine: dict) -> bool:
-    """Whether the processor has bf16 units; without them bf16 products are far slower than float32."""
-    return machine["matmul_gflops"]["bf16"] > machine["matmul_gflops"]["float32"]
 
 
 def minutes_table(found: list[Timed]) -> str:

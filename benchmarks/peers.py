@@ -21,14 +21,14 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import torch
-from measure import RESULTS, declare_torchvision_operators, interleaved, machine, now, save
+from measure import RESULTS, declare_torchvision_operators, interleaved, machine, now, save, units
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitreous.device import autocast, has_amx, has_fast_bf16, peak_memory, pick_device, pick_precision
+from vitreous.device import autocast, peak_memory, pick_device, pick_precision
 from vitreous.doctor import installed
 from vitreous.model import ViT, ViTConfig
 
@@ -270,15 +270,6 @@ def start(
     for name, count in parameters.items():
         assert abs(count / parameters[OURS] - 1) < 0.02, f"{name} has {count:,} parameters"
     return processes, missing, parameters
-
-
-def units(device: torch.device) -> str:
-    """What multiplies matrices there, after which the results are named: `avx2`, `avx512-bf16`, `amx`, `cuda`, ..."""
-    if device.type != "cpu":
-        return device.type
-    if has_amx():
-        return "amx"
-    return torch.backends.cpu.get_cpu_capability().lower() + "-bf16" * has_fast_bf16(device)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from measure import RESULTS, between, markdown, replaced, threads
-from minutes import UNITS, has_bf16, minutes_table, timed
+from minutes import UNITS, minutes_table, timed
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -36,11 +36,11 @@ TUNED = {
 def headline(results: dict[str, dict]) -> str:
     """What two cores reach on CIFAR from scratch, beside what was reported."""
     long = [
-        results[f"cifar{name}-time_limit-120m"]
+        results[f"cifar{name}-time_limit-120m-amx"]
         for name in ("10-amx-epochs-100-augment.mix_until-0.8", "100-amx-epochs-100")
     ]
-    fast = [results[f"cifar{n}-amx-time_limit-60m"] for n in (10, 100)]
-    slow = [results[f"cifar{n}-cpu-time_limit-60m"] for n in (10, 100)]
+    fast = [results[f"cifar{n}-amx-time_limit-60m-amx"] for n in (10, 100)]
+    slow = [results[f"cifar{name}"] for name in ("10-cpu-time_limit-60m-avx2", "100-cpu-time_limit-60m-avx512-bf16")]
     (ten, hundred), without, hours = ([f"{100 * r['top1_mean']:.2f}%" for r in pair] for pair in (fast, slow, long))
     assert all(r["n"] == 1 and r["test_images"] == 10_000 for r in (*long, *fast, *slow))
     chance = [1.96 * math.sqrt(r["top1_mean"] * (1 - r["top1_mean"]) / 10_000) for r in (*long, *fast, *slow)]
@@ -136,10 +136,10 @@ def recipe_table(results: list[dict]) -> str:
     rows = []
     for r in sorted(results, key=lambda r: (r["recipe"], r["precision"], r["train_seconds"][0])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
-        seconds, units = between(r["train_seconds"], "{:.0f}"), "with" if has_bf16(r["machine"]) else "without"
+        seconds = between(r["train_seconds"], "{:.0f}")
         passes = f"{r['passes']:.1f}" if "passes" in r else r["epochs"]
         top1 = f"{100 * r['top1_mean']:.2f}{sd}"
-        on = f"{r['machine']['processor']}, {threads(r['machine'])}, {units} bf16"
+        on = f"{r['machine']['processor']}, {threads(r['machine'])}, {UNITS[r['machine']['units']]}"
         rows.append([f"`{r['command']}`", f"{r['params']:,}", passes, r["precision"], top1, r["n"], seconds, on])
     head = ["command", "parameters", "passes", "precision", "test top-1, mean ± sd", "n", "seconds", "on"]
     return markdown(head, rows)

@@ -38,11 +38,11 @@ def torchvision_imports():
         ("cuda", True, True, "AVX512", "cuda"),
     ],
 )
-def test_results_of_peers_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, capability, name):
-    monkeypatch.setattr(peers, "has_amx", lambda: amx)
-    monkeypatch.setattr(peers, "has_fast_bf16", lambda device: bf16)
+def test_results_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, capability, name):
+    monkeypatch.setattr(measure, "has_amx", lambda: amx)
+    monkeypatch.setattr(measure, "has_fast_bf16", lambda device: bf16)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert peers.units(torch.device(kind)) == name
+    assert measure.units(torch.device(kind)) == name
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitreous.files import replace_file
 
-BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # colour-blind safe (Paul Tol's "muted")
+BLUE, ROSE, GREEN, SAND = "#4477aa", "#cc6677", "#117733", "#ddaa33"  # colour-blind safe (Paul Tol's)
 
 
 def save(figure: Figure, path: Path) -> None:
