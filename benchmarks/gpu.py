@@ -36,7 +36,7 @@ from vitreous.augment import draw, plan
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.device import compiled, pick_device, pick_precision
-from vitreous.files import read_json, write_json
+from vitreous.files import read_json, replace_file, write_json
 from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.summary import summarise
@@ -346,11 +346,11 @@ def sweep(options: argparse.Namespace) -> None:
         with TemporaryDirectory(dir=options.work) as scratch:
             try:
                 run = fit(recipe, data[source], out=scratch, device=str(options.device), pictures=False)
-            except torch.AcceleratorError:  # after which this process can do no more
-                raise
             except (FloatingPointError, RuntimeError) as error:  # no memory, or does not compile: as it would again
                 note(file, key | {"error": first_line(error)}, options.out)
                 print(f"fails   {' '.join(arm)}: {first_line(error)}")
+                if isinstance(error, torch.AcceleratorError):  # after which this process can do no more
+                    raise
                 continue
             if run.results is None:  # Ctrl-C
                 break
@@ -379,9 +379,11 @@ def final(options: argparse.Namespace) -> None:
     if not (folder / "results.json").exists():
         resume = (folder / "recipe.yaml").exists()
         checkpoint = folder / "checkpoints" / "last.pt"
-        parts = sorted(checkpoint.parent.glob("last.pt.*"))
-        if parts and not checkpoint.exists():  # it came from another machine
-            checkpoint.write_bytes(b"".join(part.read_bytes() for part in parts))
+        if parts := sorted(checkpoint.parent.glob("last.pt.*")):  # it came from another machine
+            content = b"".join(part.read_bytes() for part in parts)
+            replace_file(checkpoint, lambda whole: whole.write_bytes(content))
+            for part in parts:
+                part.unlink()
         run = fit(recipe, out=folder, device=str(options.device), resume=resume, pictures=False, on_step=stop_in_time)
         if run.results is None:
             bring_unfinished(folder, unfinished)

@@ -28,7 +28,7 @@ class Timed(NamedTuple):
     sd: float | None
     n: int
     as_it_is: bool
-    """Whether only the recipe's own settings were used."""
+    """Whether only the recipe's own settings were used, but for a number of epochs that the time did not reach."""
 
 
 def timed(results: list[dict]) -> list[Timed]:
@@ -39,7 +39,8 @@ def timed(results: list[dict]) -> list[Timed]:
         if last.startswith("time_limit="):
             minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
             what = r["recipe"], UNITS[r["machine"]["units"]], r["precision"], r["params"]
-            own = all(other.startswith("epochs=") for other in others)  # of which there are more than the time allows
+            epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]
+            own = len(epochs) == len(others) and all(r["passes"] < bound for bound in epochs)
             found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], own))
     return found
 

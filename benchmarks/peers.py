@@ -205,7 +205,7 @@ here: dict[str, Peer] = {}  # by mode: the models of this process
 def make(name: str, shape: Shape, device: str, modes: list[str]) -> int:
     """Make a peer in this process, once for each mode; returns the number of its parameters."""
     declare_torchvision_operators()
-    chosen = pick_device(device) if name == OURS else torch.device(device)
+    chosen = torch.device(device) if device == "cpu" and name != OURS else pick_device(device)
     for mode in modes:
         torch.manual_seed(0)
         model = PEERS[name](shape).to(chosen)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vitreous.recipe import read_recipe
+from vitreous.train.run import Run
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -161,6 +162,16 @@ def test_what_is_brought_home_of_an_unfinished_run_has_its_best_weights(gpu, tmp
     assert brought == {"checkpoints/last.pt.00", "model/config.json", "recipe.yaml"}
 
 
+def test_a_run_that_comes_back_goes_on_from_what_came(part, gpu, monkeypatch):
+    out = part("final", "cifar10", "--minutes", "0")
+    checkpoints = out.parent / "cifar10-0" / "checkpoints"
+    (checkpoints / "last.pt.00").write_bytes(b"from ")
+    (checkpoints / "last.pt.01").write_bytes(b"elsewhere")
+    monkeypatch.setattr(gpu, "fit", lambda *_, out, **__: Run(out))
+    part("final", "cifar10")
+    assert {file.name: file.read_bytes() for file in checkpoints.iterdir()} == {"last.pt": b"from elsewhere"}
+
+
 def test_the_time_to_94_is_that_of_several_seeds_without_compiling(part, gpu, monkeypatch):
     trained, fit = [], gpu.fit
 
@@ -195,3 +206,13 @@ def test_an_arm_that_fails_is_noted_and_ends_no_other(part, gpu, monkeypatch):
     assert failed["error"] == "the loss is nan" and failed["changes"][-1] == "optim.clip=3"
     assert done["changes"][-1] == "optim.clip=4" and "val_top1" in done
     part(*words, refuse=True)
+
+
+def test_an_arm_that_takes_the_device_down_is_not_tried_again(part, gpu, monkeypatch):
+    def fail(*_, **__):
+        raise torch.AcceleratorError("an illegal memory access")
+
+    monkeypatch.setattr(gpu, "fit", fail)
+    with pytest.raises(torch.AcceleratorError):
+        part("sweep", "cifar10", "--arm", "optim.clip=3")
+    part("sweep", "cifar10", "--arm", "optim.clip=3", refuse=True)

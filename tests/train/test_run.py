@@ -694,6 +694,19 @@ def test_a_second_image_size_compiles_outside_the_schedule_too(trained, monkeypa
     assert rates == pytest.approx(expected, abs=1e-3)
 
 
+def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, monkeypatch):
+    clock, sides, save = Clock(), [], job_module.save_checkpoint
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(
+        loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
+    )
+    monkeypatch.setattr(job_module, "save_checkpoint", lambda *args: [clock.tick() for _ in range(5)] and save(*args))
+    recipe = tiny_recipe(epochs=2, augment={"shrink": 0.5, "shrink_until": 0.5})
+    assert trained(recipe, tiny_set(), on_step=clock.tick).results["compile_seconds"] == 2
+    assert sides == [4] * 4 + [8] * 4  # the second one from the first step of an epoch on
+
+
 def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):
     def fail(state, loss):
         sides.append(model.image_size)
@@ -764,20 +777,22 @@ def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, m
     assert len(saved) == 3  # after the third of nine steps, the sixth and the last
 
 
-@pytest.mark.parametrize("written", [False, True])
-def test_an_error_does_not_lose_what_is_kept(trained, tmp_path, monkeypatch, written):
+def test_after_an_error_the_model_is_that_of_the_checkpoint(trained, tmp_path, monkeypatch):
+    recipe = tiny_recipe(epochs=8, best_by="loss", optim={"learning_rate": 0.01})
+
     def crash(state, _):
-        if state.epoch == 1:
-            assert (tmp_path / "run" / "model").exists() is written  # as after a power cut
+        assert (tmp_path / "run" / "model").exists() is (tmp_path / "run" / "checkpoints").exists() is (state.epoch > 1)
+        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1 if state.epoch == 1 and state.step == 4 else 60)
+        if state.epoch == 7:
+            assert state.best_epoch > 2  # in memory alone
             raise MemoryError
 
-    if written:
-        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)
     with pytest.raises(MemoryError):
-        trained(tiny_recipe(), tiny_set(), on_step=crash)
-    assert (tmp_path / "run" / "model").exists()
-    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists() is written
-    assert not written or checkpoint_of(tmp_path / "run")["state"]["best_epoch"] == 1
+        trained(recipe, tiny_set(), on_step=crash)
+    results = trained(recipe, tiny_set(), finish=True).results
+    best = metrics_rows(tmp_path / "run")[results["best_epoch"] - 1]
+    assert results["best_epoch"] <= results["epochs"] == 2
+    assert results["val"]["loss"] == pytest.approx(float(best["val_loss"]), abs=1e-6)
 
 
 def test_epochs_shorter_than_a_minute_are_written_once(trained, monkeypatch):

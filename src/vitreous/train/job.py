@@ -304,9 +304,8 @@ class Job:
                 state=self.state,
                 hooks=hooks,
             )
-        finally:  # even after an error: the model may be the caller's, and the best epoch is not lost
+        finally:  # even after an error: the model may be the caller's
             self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
-            self.write_kept()
 
     def remember(self, model: nn.Module) -> None:
         """Copy these weights, for the next `save` to write as the run's model: writing them each time would be slow."""
@@ -314,8 +313,10 @@ class Job:
             self.kept = copy.deepcopy(model)
 
     def save(self) -> None:
-        """Write the checkpoint, and before it any kept weights, which it refers to."""
-        self.write_kept()
+        """Write the checkpoint and, before it, any weights to keep: the best epoch that it names is that of `model/`."""
+        if self.kept is not None:
+            self.keep(self.kept)
+            self.kept = None
         random = self.engine.from_all(random_state(self.engine.device))
         if self.engine.main:
             content = {
@@ -329,12 +330,6 @@ class Job:
                 "state": asdict(self.state),
             }
             save_checkpoint(self.checkpoint, content, random)
-
-    def write_kept(self) -> None:
-        """Write the weights that `remember` took, if it did since the last time."""
-        if self.kept is not None:
-            self.keep(self.kept)
-            self.kept = None
 
     def restore(self) -> None:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""

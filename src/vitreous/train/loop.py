@@ -32,8 +32,8 @@ class State:
     epoch: int = 0
     """Epochs completed."""
     step: int = 0
-    """Steps done in the current epoch; over these and all processes, the summed `loss`, the number of `correct` answers
-    and the number of `images`."""
+    """Steps done in the current epoch. `loss`, `correct` and `images` are sums over these steps and all processes: of the
+    images' losses, of the correct answers, and of the images."""
     loss: float = 0.0
     correct: float = 0.0
     images: int = 0
@@ -44,7 +44,7 @@ class State:
     total_seconds: float = 0.0
     """Time of all epochs: training steps, validation, checkpoints and hooks."""
     compile_seconds: float = 0.0
-    """Part of both: the first step at each image size, if it compiled; little is learnt in it."""
+    """Part of `train_seconds`: in each process, the first step at each image size, if the model was compiled in it."""
     val_seconds: float = 0.0
     """Time of the longest validation."""
     best_epoch: int = 0
@@ -143,6 +143,7 @@ def train_loop(
         plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
 
         for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
+            begun_step = time.monotonic()
             done = state.epoch * steps + state.step
             compiling = state.compile_seconds
             progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
@@ -167,12 +168,11 @@ def train_loop(
             state.seen += size
             hooks.on_step(state, sums[0] / len(images))
             now = time.monotonic()
-            before = spent
-            stop, unsaved, unsaid, spent = engine.max(
-                hooks.stop_requested(), now - last_save, now - last_report, now - begun
+            stop, unsaved, unsaid, spent, took = engine.max(
+                hooks.stop_requested(), now - last_save, now - last_report, now - begun, now - begun_step
             )
             if call is not model and side not in warm:
-                state.compile_seconds += spent - before
+                state.compile_seconds += took
                 warm.add(side)
             last = state.step == steps or spent >= deadline
             save = (stop or unsaved > CHECKPOINT_SECONDS) and not last

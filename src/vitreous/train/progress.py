@@ -134,7 +134,7 @@ class Display:
 
 
 def memory(device: torch.device) -> str:
-    """Memory in use: the GPU's peak and its share if there is one, else the process's RAM and the machine's share."""
+    """Memory in use: the GPU's peak and its share if it computes, else the process's RAM and the machine's share."""
     if device.type == "cuda":
         used, total = torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
         return f"GPU {used / 2**30:.1f} GiB ({used / total:.0%})"
