@@ -11,7 +11,6 @@ import augment
 import loading
 import measure
 import numpy as np
-import peers
 import pytest
 import recipes
 import torch

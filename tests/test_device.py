@@ -25,10 +25,12 @@ def test_auto_is_the_cpu_where_there_is_nothing_else(only_cpu):
     assert pick_device() == pick_device("auto") == pick_device("cpu") == CPU
 
 
-def test_auto_is_the_gpu_where_there_is_one(only_cpu, monkeypatch):
+def test_auto_is_the_gpu_where_there_is_one_whose_float32_is_float32(only_cpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pick_device().type == "cuda" and pick_device("cpu") == CPU
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert pick_device("cpu") == CPU and torch.backends.cudnn.allow_tf32
+    assert pick_device().type == "cuda" and not torch.backends.cudnn.allow_tf32
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ValueError, match=r"^device 'cuda:2' is not available: there are 2, from cuda:0$"):
         pick_device("cuda:2")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitreous.train import checkpoint
-from vitreous.train.checkpoint import load_checkpoint, save_checkpoint
+from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 
 CPU = torch.device("cpu")
 CONTENT = {
@@ -35,6 +35,17 @@ def test_random_numbers_go_on_where_they_were(tmp_path):
     torch.manual_seed(99)
     load_checkpoint(tmp_path / "last.pt", CPU)
     assert torch.equal(torch.cat([torch.rand(4), torch.randn(2), torch.randperm(10)]), expected)
+
+
+def test_a_gpu_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch):
+    states = {torch.device("cuda", i): torch.tensor([i], dtype=torch.uint8) for i in range(2)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
+    second = torch.device("cuda", 1)
+    save_checkpoint(tmp_path / "last.pt", CONTENT, [random_state(second)])
+    states[second] = torch.tensor([9], dtype=torch.uint8)
+    load_checkpoint(tmp_path / "last.pt", second)
+    assert [state.item() for state in states.values()] == [0, 1]
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -313,7 +313,7 @@ class Job:
             self.kept = copy.deepcopy(model)
 
     def save(self) -> None:
-        """Write the checkpoint and, before it, any weights to keep: the best epoch that it names is that of `model/`."""
+        """Write the checkpoint and, before it, any weights to keep: `model/` is that of the best epoch it names."""
         if self.kept is not None:
             self.keep(self.kept)
             self.kept = None

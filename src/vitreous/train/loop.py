@@ -32,8 +32,8 @@ class State:
     epoch: int = 0
     """Epochs completed."""
     step: int = 0
-    """Steps done in the current epoch. `loss`, `correct` and `images` are sums over these steps and all processes: of the
-    images' losses, of the correct answers, and of the images."""
+    """Steps done in the current epoch. `loss`, `correct` and `images` are sums over these steps and all processes: of
+    the images' losses, of the correct answers, and of the images."""
     loss: float = 0.0
     correct: float = 0.0
     images: int = 0
