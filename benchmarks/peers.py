@@ -6,10 +6,10 @@
     python benchmarks/peers.py --quick         # seconds, on a toy batch; writes nothing
 
 All get the same batch, AdamW and loss, a class token and learned positions; every peer runs in float32 and, where the
-processor has units for it, under bf16 autocast. Each has a process of its own, as its user would run it: ours keeps on
-a CPU what memory a step frees (`device.keep_memory`), and stands there without that too. Beside images a second stand
-the share of the machine's matrix-product rate in that precision that the model's products reach, and the peak memory of
-training.
+processor multiplies bf16 faster, under bf16 autocast. Each has a process of its own, as its user would run it: ours
+keeps on a CPU what memory a step frees (`device.keep_memory`), and stands there without that too. Beside images a
+second stand the share of the machine's matrix-product rate in that precision that the model's products reach, and the
+peak memory of training.
 """
 
 import argparse
@@ -288,7 +288,7 @@ def main() -> None:
     modes = ["eager", "compiled"] if options.compiled else ["eager"]
     processes, missing, parameters = start(shape, str(device), modes)
     work = {kind: processes[OURS].submit(flops, kind).result() for kind in ("training", "inference")}
-    precisions = dict.fromkeys(("float32", default))  # bf16 only where the processor has units for it
+    precisions = dict.fromkeys(("float32", default))  # bf16 only where it is faster
     variants = [(name, mode, precision) for name in processes for mode in modes for precision in precisions]
     timings = {}
     for kind in work:

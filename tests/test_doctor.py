@@ -21,6 +21,14 @@ def test_versions_devices_and_rates_are_told(capsys):
     assert "precision auto is " in text and "device auto is " in text and "GiB memory free" in text
 
 
+@pytest.mark.parametrize(("bf16", "told"), [(150, False), (400, False), (840, True)])
+def test_a_precision_that_is_faster_than_auto_is_told(monkeypatch, capsys, bf16, told):
+    monkeypatch.setattr(doctor, "matmul_rate", lambda _, dtype: bf16 if dtype == torch.bfloat16 else 280)
+    monkeypatch.setattr(doctor, "pick_precision", lambda *_: "float32")
+    doctor.examine()
+    assert ("precision=bf16 may train faster" in capsys.readouterr().out) is told
+
+
 def test_an_optional_package_that_is_missing_is_told_with_its_pip_line(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "track"})
     doctor.examine()

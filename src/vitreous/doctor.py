@@ -38,12 +38,14 @@ def examine() -> None:
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         device = torch.device(name)
-        rates = {dtype: matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+        rates = {"float32": matmul_rate(device, torch.float32), "bf16": matmul_rate(device, torch.bfloat16)}
         label = torch.cuda.get_device_name(device) if name == "cuda" else name
+        auto, fastest = pick_precision("auto", device), max(rates, key=rates.__getitem__)
         print(
-            f"{label}: {rates[torch.float32]:,.0f} GFLOP/s in float32, {rates[torch.bfloat16]:,.0f} in bf16; "
-            f"precision auto is {pick_precision('auto', device)}"
+            f"{label}: {rates['float32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in bf16; precision auto is {auto}"
         )
+        if rates[fastest] > 1.5 * rates[auto]:
+            print(f"note: {fastest} multiplies faster than {auto} here: precision={fastest} may train faster")
     print(f"device auto is {pick_device().type}")
     for finding in findings():
         print(f"note: {finding}")
