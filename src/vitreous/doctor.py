@@ -42,7 +42,8 @@ def examine() -> None:
         label = torch.cuda.get_device_name(device) if name == "cuda" else name
         auto, fastest = pick_precision("auto", device), max(rates, key=rates.__getitem__)
         print(
-            f"{label}: {rates['float32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in bf16; precision auto is {auto}"
+            f"{label}: {rates['float32']:,.0f} GFLOP/s in float32, {rates['bf16']:,.0f} in bf16; "
+            f"precision auto is {auto}"
         )
         if rates[fastest] > 1.5 * rates[auto]:
             print(f"note: {fastest} multiplies faster than {auto} here: precision={fastest} may train faster")
