@@ -163,7 +163,8 @@ def test_arrays_are_answered_like_pictures_of_them(bundle, files):
         assert [answer[1:] for answer in ask(colored, layout)] == in_color
     for one in (pixels[2], pixels[2][None], torch.from_numpy(pixels[2])):
         assert [answer[1:] for answer in ask(bundle, one)] == [answer[1:] for answer in ask(bundle, files[2])]
-    assert ask(bundle, pixels[0])[0].image == "the image"
+    assert ask(bundle, pixels[0])[0].image == ask(bundle, Image.fromarray(pixels[0]))[0].image == "the image"
+    assert ask(bundle, Image.open(files[0]))[0].image == str(files[0])
     assert ask(bundle, np.array([str(file) for file in files])) == ask(bundle, files)  # as a column of a table is
     assert ask(bundle, np.array(files, dtype=object)) == ask(bundle, files)
     broken = []

@@ -46,8 +46,8 @@ def pick_device(name: str = "auto") -> torch.device:
 def keep_memory() -> None:
     """Have glibc keep freed memory for the next step, unless the environment configures malloc itself.
 
-    By default it returns large blocks to the system at once, and gets them back page by page, zeroed. Training and
-    inference are measurably faster without (LOG.md), at the price of memory that is never returned.
+    By default it returns large blocks to the system at once, and gets them back page by page, zeroed. Training is
+    measurably faster when it is kept (LOG.md), at the price of memory that is never returned.
     """
     asked = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"))
     if asked or not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):

@@ -63,7 +63,7 @@ def judge(
     skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Evaluate a bundle on every image of a split. options: where its images are kept, and by how many workers read.
+    """Evaluate a bundle on every image of a split. options: where its images are kept, and how many workers read them.
     progress: gets the images done and the total while they are decoded."""
     options = options or DataOptions()
     batches = Batches(
@@ -139,8 +139,8 @@ def evaluate(
     """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
 
     split: `test`, `val` or `train`; by default the first of these that exists. The run's own data is split as it was in
-    training. precision: `auto` is what the run's recipe says. Raises ValueError for a split that does not exist, or a
-    class that the model lacks.
+    training. precision: `auto` is what the run's recipe says, unless that is float16. Raises ValueError for a split
+    that does not exist, or a class that the model lacks.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
 

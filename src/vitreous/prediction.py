@@ -99,7 +99,8 @@ def predict(
     run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes of
     files, PIL images, or arrays and tensors, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W) is one image, and
     many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; if `broken` is a list, the
-    error is appended to it and the image left out. precision: `auto` is what the run's recipe says.
+    error is appended to it and the image left out. precision: `auto` is what the run's recipe says, unless that
+    is float16.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
@@ -204,7 +205,9 @@ def image_name(image: Asked) -> str:
         return "the image"
     if isinstance(image, StoredImage):
         return image.name
-    return as_text(getattr(image, "filename", "") or image)
+    if isinstance(image, Image.Image):
+        image = getattr(image, "filename", "") or "the image"
+    return as_text(image)
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:

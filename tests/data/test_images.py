@@ -30,6 +30,10 @@ def test_arrays_of_every_layout_give_the_same_pixels(kind, arrange, channels):
     assert made.train.labels.dtype == np.int64 and made.class_names == ("0", "1", "2")
 
 
+def test_squares_of_many_channels_are_channels_first():
+    assert ImageSet.from_arrays(np.zeros((4, 13, 8, 8), np.uint8), [0, 1] * 2).train.images.shape == (13, 8, 8)
+
+
 def test_gray_arrays_need_no_channel():
     made = ImageSet.from_arrays(pixels(4, 1)[:, 0], [0, 1, 0, 1], test=(pixels(2, 1)[:, 0], [0, 1]))
     assert made.train.images.shape == (1, 8, 8) and len(made.test) == 2

@@ -15,6 +15,7 @@ class Bright(nn.Module):
     """Class 0 is the more likely, the brighter the image; notes what it is asked."""
 
     config = ViTConfig(image_size=(4, 6), patch_size=2, channels=1, num_classes=2, dim=4, heads=1)
+    grid = config.grid
 
     def __init__(self):
         super().__init__()

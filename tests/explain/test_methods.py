@@ -153,6 +153,13 @@ def test_layer_and_head_choose_the_attention_that_is_shown(images):
         torch.testing.assert_close(explanation_maps(model, images, "attention", layer=layer, head=head), expected)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_maps_of_images_of_another_size_have_its_patches(images, method):
+    model = small()
+    model.set_image_size((16, 8))
+    assert explanation_maps(model, images.view(4, 3, 16, 6)[..., [0, 1, 2, 3, 4, 5, 0, 1]], method).shape == (4, 4, 2)
+
+
 def test_explaining_leaves_the_model_as_it_was(model, images):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for method in METHODS:
@@ -279,5 +286,5 @@ def test_gradient_rollout_follows_the_gradients_of_the_class(model, images):
     gradients = torch.autograd.grad(seen.logits[torch.arange(4), classes].sum(), seen.attention)
     attention = [weights.detach() for weights in seen.attention]
     relevance = gradient_rollout(attention, gradients, seen.pool.detach().mean(dim=1))
-    expected = patch_map(relevance, model.config)
+    expected = patch_map(relevance, model)
     torch.testing.assert_close(explanation_maps(model, images, "gradient_rollout", classes), expected)

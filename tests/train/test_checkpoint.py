@@ -19,7 +19,7 @@ CONTENT = {
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    save_checkpoint(tmp_path / "new" / "last.pt", CONTENT)
+    save_checkpoint(tmp_path / "new" / "last.pt", CONTENT, [random_state(CPU)])
     loaded = load_checkpoint(tmp_path / "new" / "last.pt", CPU)
     assert torch.equal(loaded["model"].pop("weight"), CONTENT["model"]["weight"])
     assert loaded["model"]["count"] == 7 and loaded["optimizers"] == CONTENT["optimizers"]
@@ -30,7 +30,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 def test_random_numbers_go_on_where_they_were(tmp_path):
     torch.manual_seed(5)
     torch.rand(3)
-    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    save_checkpoint(tmp_path / "last.pt", CONTENT, [random_state(CPU)])
     expected = torch.cat([torch.rand(4), torch.randn(2), torch.randperm(10)])
     torch.manual_seed(99)
     load_checkpoint(tmp_path / "last.pt", CPU)
@@ -50,7 +50,7 @@ def test_a_gpu_goes_on_with_its_own_random_numbers(tmp_path, monkeypatch):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 1)
-    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    save_checkpoint(tmp_path / "last.pt", CONTENT, [random_state(CPU)])
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"last.pt is of another version of vitreous: go on with that one, or start"):
         load_checkpoint(tmp_path / "last.pt", CPU)
@@ -59,7 +59,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("function", ["save", "fsync", "replace"])
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, function):
     file = tmp_path / "last.pt"
-    save_checkpoint(file, CONTENT)
+    save_checkpoint(file, CONTENT, [random_state(CPU)])
     before = file.read_bytes()
 
     def write_half(content, path):
@@ -76,10 +76,10 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
     else:
         monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="power cut"):
-        save_checkpoint(file, {"state": {"epoch": 4}})
+        save_checkpoint(file, {"state": {"epoch": 4}}, [random_state(CPU)])
     monkeypatch.undo()
     assert file.read_bytes() == before and load_checkpoint(file, CPU)["state"]["epoch"] == 3
-    save_checkpoint(file, CONTENT | {"state": {"epoch": 5}})  # the rest of the crash is in nobody's way
+    save_checkpoint(file, {"state": {"epoch": 5}}, [random_state(CPU)])  # the rest of the crash is in nobody's way
     assert load_checkpoint(file, CPU)["state"]["epoch"] == 5
 
 
@@ -95,7 +95,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
 )
 def test_a_damaged_file_is_one_clear_error(tmp_path, damage):
     file = tmp_path / "last.pt"
-    save_checkpoint(file, CONTENT)
+    save_checkpoint(file, CONTENT, [random_state(CPU)])
     file.write_bytes(damage(file.read_bytes()))
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match=r"last\.pt is damaged \(\w+\): remove it to start the run again$") as caught:
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch)
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    save_checkpoint(tmp_path / "last.pt", CONTENT, [random_state(CPU)])
     monkeypatch.setattr(torch, "load", refuse)
     with pytest.raises(PermissionError):
         load_checkpoint(tmp_path / "last.pt", CPU)

@@ -308,13 +308,22 @@ def test_a_dry_run_leaves_a_given_model_as_it_is(trained):
     assert equal(before, dict(model.state_dict())) and all(weight.requires_grad for weight in model.parameters())
 
 
-def test_a_run_from_a_given_model_says_so(trained):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_from_a_given_model_says_so(trained, resumed):
     model = tiny_vit()
-    run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
+    if resumed:
+        stop = {"on_step": lambda *_: os.kill(os.getpid(), signal.SIGINT)}
+        trained(tiny_recipe(epochs=1), tiny_set(), model=model, **stop)
+        run = trained(tiny_recipe(epochs=1), tiny_set(), resume=True)
+    else:
+        run = trained(tiny_recipe(epochs=1), tiny_set(), model=model)
     assert run.results["start"] == {"weights": None}
     assert origin(read_recipe(str(run.folder / "recipe.yaml")), run.results) == "trained from a model that was given"
     with pytest.raises(ValueError, match=r"model= and recipe\.start both give starting weights"):
         trained(tiny_recipe(start={"probe_first": True}), tiny_set(), "other", model=model)
+    model.freeze(1)
+    with pytest.raises(ValueError, match=r"^1 blocks of the model are frozen, and optim\.freeze is 0: set optim\.fre"):
+        trained(tiny_recipe(), tiny_set(), "other", model=model)
 
 
 def test_what_a_killed_process_was_writing_stands_in_nobodys_way(tmp_path):
@@ -901,7 +910,7 @@ def test_an_interrupted_run_may_be_ended_where_it_stands(trained, val_fraction):
 
 def test_a_run_without_a_whole_pass_has_nothing_to_end(trained):
     trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
-    with pytest.raises(ValueError, match=r"no pass of the run in .*run is complete: go on with it by --resume"):
+    with pytest.raises(ValueError, match=r"no epoch of the run in .*run is complete: go on with it by --resume"):
         trained(tiny_recipe(), tiny_set(), finish=True)
     assert trained(tiny_recipe(), tiny_set(), resume=True).results["epochs"] == 2
 
@@ -1401,6 +1410,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_
 
 @pytest.mark.parametrize("step", [2, STEPS], ids=["in the pass", "by its last update"])
 def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypatch, step):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
     vit = tiny_vit()
     kept, remember = [], job_module.Job.remember
 
@@ -1413,11 +1423,23 @@ def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypa
             vit.head.weight.data.fill_(math.nan)
 
     monkeypatch.setattr(job_module.Job, "remember", copied)
-    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 4 of epoch 2: "):
+    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step [34] of epoch 2: "):
         trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison)
     assert len(kept) == 1 and equal(weights_of(tmp_path / "run"), kept[0])
     assert not (tmp_path / "run" / "results.json").exists()
     assert len(metrics_rows(tmp_path / "run")) == 1
+
+
+def test_weights_that_the_last_step_broke_are_not_kept(trained, tmp_path):
+    vit = tiny_vit()
+
+    def poison(state, _):
+        if state.step == 4:  # the last one
+            vit.head.weight.data.fill_(math.nan)
+
+    with pytest.raises(FloatingPointError, match=r"^the last step broke the weights, of which 'head\.weight' is not "):
+        trained(tiny_recipe(epochs=1, data={"val_fraction": 0.0}), tiny_set(36), model=vit, on_step=poison)
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ class Batches:
         return self.preprocess.model_copy(update={"mean": mean, "std": std})
 
     def _parts(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows in parts to read one at a time, so that memory never holds a second copy of the set."""
+        """The rows in parts to read one at a time, so that what is read never takes as much memory as the set again."""
         step = max(1, COPIED // math.prod(self.preprocess.shape))
         return np.split(rows, range(step, len(rows), step))
 

@@ -289,7 +289,7 @@ def as_pixels(images) -> np.ndarray:
     if images.ndim != 4 or not images.size:
         raise ValueError(f"images of shape {images.shape}: give (N, H, W), (N, H, W, C) or (N, C, H, W)")
     first, last = images.shape[1], images.shape[3]
-    if first not in (1, 3) and (last in (1, 3) or last < first):
+    if first not in (1, 3) and (last in (1, 3) or (last < first and images.shape[2] != last)):  # squares: C, H, W
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
     if images.dtype == np.uint8:
         return images

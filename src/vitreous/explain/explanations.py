@@ -141,7 +141,7 @@ def _explain_batch(
     heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
     flow = rollout(seen.attention, row)
 
-    heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, config), patch_map(flow, config), maps))
+    heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
     measured = random = None
     if curves:
         measured = faithfulness(model, images, maps, targets, bundle.temperature)

@@ -50,7 +50,7 @@ def faithfulness(
     importance are taken in a random order, the same for every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
     """
     model.eval()
-    rows, columns = model.config.grid
+    rows, columns = model.grid
     if maps.shape != (len(images), rows, columns):
         raise ValueError(f"maps of shape {tuple(maps.shape)}: give {(len(images), rows, columns)}, one for each image")
     target = model(images).argmax(dim=1) if target is None else target
@@ -89,7 +89,7 @@ def random_order(model: ViT, images: Tensor, target: Tensor | None = None, tempe
 
 def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:
     """Random maps, (count, rows, columns): the baseline any method has to beat."""
-    return torch.rand(count, *model.config.grid, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(count, *model.grid, generator=torch.Generator().manual_seed(seed))
 
 
 def _ranks(importance: Tensor) -> Tensor:

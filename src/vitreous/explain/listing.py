@@ -13,6 +13,7 @@ import numpy as np
 
 import vitreous
 
+STRINGS = ("STRING", "FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")  # f-strings come in parts from Python 3.12 on
 OPEN = 12  # up to so many lines of code are shown without a click
 
 
@@ -31,7 +32,7 @@ def colored(text: str) -> str:
     marks = []  # (start, end, tag), as offsets into the text
     starts = np.cumsum([0, *(len(line) for line in text.splitlines(keepends=True))])
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        tag = {tokenize.COMMENT: "i", tokenize.STRING: "u"}.get(token.type)
+        tag = "i" if token.type == tokenize.COMMENT else "u" if tokenize.tok_name[token.type] in STRINGS else None
         if token.type == tokenize.NAME and keyword.iskeyword(token.string):
             tag = "b"
         if tag:

@@ -99,7 +99,7 @@ def patch_filters(model: ViT) -> Tensor:
     P, Q = config.patch_size
     if config.patch_embedding != "conv_stem":
         return model.patches.proj.weight.detach().reshape(config.dim, config.channels, P, Q)
-    around = 1 + 2 * max(-(-reach // patch) for reach, patch in zip(_stem_reach(model), (P, Q), strict=True))
+    around = 3 + 2 * max(-(-len(config.stem_channels) // side) for side in (P, Q))  # patches, more than a token sees
     like = next(model.parameters())
     image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
     with torch.enable_grad():
@@ -109,17 +109,6 @@ def patch_filters(model: ViT) -> Tensor:
     seen = gradient[:, 0].abs().amax(dim=(0, 1)) > 0  # (around P, around Q)
     rows, columns = seen.any(dim=1).nonzero().flatten(), seen.any(dim=0).nonzero().flatten()
     return gradient[:, 0, :, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def _stem_reach(model: ViT) -> tuple[int, int]:
-    """Pixels that a stem's token sees above and left of its first one: one per convolution, times its step in
-    pixels."""
-    reach, step = [0, 0], [1, 1]
-    for layer in model.patches.layers:
-        if isinstance(layer, torch.nn.Conv2d):
-            reach = [pixels + pace for pixels, pace in zip(reach, step, strict=True)]
-            step = [pace * stride for pace, stride in zip(step, layer.stride, strict=True)]
-    return tuple(reach)
 
 
 def filter_components(filters: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -200,7 +189,7 @@ def _patch_distances(model: ViT) -> Tensor:
     rows, columns = (
         torch.arange(n) * float(p) for n, p in zip(model.config.grid, model.config.patch_size, strict=True)
     )
-    centres = torch.cartesian_prod(rows, columns).view(-1, 2)
+    centres = torch.cartesian_prod(rows, columns)
     return torch.cdist(centres, centres).to(next(model.parameters()).device)
 
 

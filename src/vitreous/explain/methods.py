@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.explain.attention import open_pass
-from vitreous.model import ViT, ViTConfig
+from vitreous.model import ViT
 
 Method = Literal["integrated_gradients", "gradient_rollout", "rollout", "grad_cam", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -59,12 +59,12 @@ def explanation_maps(
     else:
         tokens = seen.tokens[layer - 1]
         relevance = grad_cam(tokens.detach(), torch.autograd.grad(score, tokens)[0], prefix)
-    return patch_map(relevance, model.config)
+    return patch_map(relevance, model)
 
 
-def patch_map(relevance: Tensor, config: ViTConfig) -> Tensor:
+def patch_map(relevance: Tensor, model: ViT) -> Tensor:
     """Relevance of all tokens (..., N) -> that of the patches as a map (..., rows, columns) that sums to 1."""
-    return to_share(relevance[..., config.prefix :].unflatten(-1, config.grid))
+    return to_share(relevance[..., model.config.prefix :].unflatten(-1, model.grid))
 
 
 def score_of(logits: Tensor, target: Tensor, against: Tensor | None = None) -> Tensor:

@@ -75,9 +75,9 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
         _tokens(model, seen.tokens[0]),
     ]
     for depth, weights in enumerate(seen.attention, start=1):
-        heads = torch.cat([patch_map(through(row, head), model.config) for head in weights.unbind(1)]).cpu().numpy()
+        heads = torch.cat([patch_map(through(row, head), model) for head in weights.unbind(1)]).cpu().numpy()
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
-    read = patch_map(row, model.config)[0].cpu().numpy()
+    read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))
     title = f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}"
     write_page(out, document(title=title, sheet=SHEET, body="\n".join(body)))

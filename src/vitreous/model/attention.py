@@ -23,13 +23,13 @@ def make_norm(config: ViTConfig, width: int) -> nn.Module:
 
 
 def attention_weights(q: Tensor, k: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)), equations 5-6: q, k (B, h, N, d) -> (B, h, N, N), each row summing to 1."""
+    """softmax(q k^T / sqrt(d)), equation 6: q, k (B, h, N, d) -> (B, h, N, N), each row summing to 1."""
     scale = q.shape[-1] ** -0.5
     return ((q * scale).contiguous() @ k.contiguous().transpose(-2, -1)).softmax(dim=-1)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Equations 5-7 for all heads at once, (B, h, N, d) -> (B, h, N, d), fused or as two matrix products."""
+    """Equations 6-7 for all heads at once, (B, h, N, d) -> (B, h, N, d), fused or as two matrix products."""
     if products_are_faster(q):
         return attention_weights(q, k) @ v.contiguous()
     return F.scaled_dot_product_attention(q, k, v)

@@ -140,7 +140,8 @@ class ViT(nn.Module):
 
     The sequence is [class token if the head reads it, registers, patches by row]. Initialised as in the paper's code
     (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding LeCun
-    normal, block matrices Xavier uniform, biases 0, head 0.
+    normal, block matrices Xavier uniform, head 0, biases 0 (the MLP's are normal(0, 1e-6) there); registers
+    normal(0, 0.02).
     """
 
     def __init__(self, config: ViTConfig):
@@ -157,7 +158,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
         self.norm = make_norm(config, config.dim)
         self.pool = Pool(config)
-        self._start()
+        self._init_weights()
         self.reset_head(config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -295,7 +296,7 @@ class ViT(nn.Module):
         else:
             self.register_buffer("positions", table[None], persistent=False)
 
-    def _start(self) -> None:
+    def _init_weights(self) -> None:
         for module in self.patches.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 _lecun_normal(module)

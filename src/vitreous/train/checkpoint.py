@@ -8,11 +8,10 @@ from torch import Tensor
 
 from vitreous.files import replace_file
 
-FORMAT = 4  # bumped whenever the content or its meaning changes: a run must not resume with different numbers
-CPU = torch.device("cpu")
+FORMAT = 5  # bumped whenever the content or its meaning changes: a run must not resume with different numbers
 
 
-def random_state(device: torch.device = CPU) -> dict[str, Tensor]:
+def random_state(device: torch.device) -> dict[str, Tensor]:
     """The state of torch's generators for the CPU and `device`; reading that of another GPU would initialise it."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -22,9 +21,9 @@ def random_state(device: torch.device = CPU) -> dict[str, Tensor]:
     return states
 
 
-def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Tensor]] | None = None) -> None:
-    """Write tensors and plain values. random: `random_state` of each process, by default this one's for the CPU."""
-    content = content | {"format": FORMAT, "random": random or [random_state()]}
+def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Tensor]]) -> None:
+    """Write tensors and plain values. random: `random_state` of each process."""
+    content = content | {"format": FORMAT, "random": random}
     replace_file(path, lambda part: torch.save(content, part))
 
 

@@ -231,7 +231,7 @@ class Job:
     def check_begun(self) -> None:
         """Raises ValueError if there is nothing to finish, as no epoch is complete."""
         if not self.state.epoch:
-            raise ValueError(f"no pass of the run in {self.folder} is complete: go on with it by --resume")
+            raise ValueError(f"no epoch of the run in {self.folder} is complete: go on with it by --resume")
 
     def keep_present(self) -> None:
         """End training here. Without validation images to choose the best epoch, the current weights are kept."""
@@ -323,6 +323,7 @@ class Job:
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "start": self.start.facts["sha256"] if self.start else "",
+                "given": self.given,
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
                 "scaler": self.scaler.state_dict(),
@@ -347,6 +348,7 @@ class Job:
         if self.average is not None:
             self.average.module.load_state_dict(content["average"])
         self.state = State(**content["state"])
+        self.given = content["given"]
 
     def keep(self, model: nn.Module) -> None:
         """Write these weights as the run's model."""

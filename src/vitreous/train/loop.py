@@ -21,8 +21,12 @@ from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
 from vitreous.train.optim import EMA, optimizer_step, rate_factor, set_rates
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
+from vitreous.weights.bundle import not_finite
 
 CHECKPOINT_SECONDS = 60
+AGAIN = (
+    "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
+)
 
 
 @dataclass
@@ -44,7 +48,7 @@ class State:
     total_seconds: float = 0.0
     """Time of all epochs: training steps, validation, checkpoints and hooks."""
     compile_seconds: float = 0.0
-    """Part of `train_seconds`: in each process, the first step at each image size, if the model was compiled in it."""
+    """Part of `train_seconds`: the first step at each image size after each start, if the model was compiled in it."""
     val_seconds: float = 0.0
     """Time of the longest validation."""
     best_epoch: int = 0
@@ -221,6 +225,8 @@ def train_loop(
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = bool(stop_reason(state, recipe))
         if over and val is None:
+            if broken := not_finite(judged.state_dict()):
+                raise FloatingPointError(f"the last step broke the weights, of which '{broken}' is not finite: {AGAIN}")
             state.best_epoch = state.epoch
             hooks.keep(judged)
         if stop or over or unsaved > CHECKPOINT_SECONDS:
@@ -289,10 +295,7 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
 
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: start again, into another --out, "
-            "with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
-        )
+        raise FloatingPointError(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: {AGAIN}")
 
 
 def stop_reason(state: State, recipe: Recipe) -> str:

@@ -17,8 +17,9 @@ TOKENS = ("class_token", "registers", "positions")
 def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
     """AdamW for all weights, or Muon for the blocks' matrices and AdamW for the rest; frozen weights are left out.
 
+    With `muon_patches` Muon has the kernels of the patch embedding, too.
     Weight decay applies to matrices and kernels, not to norms, biases, tokens or positions. Each group stores its peak
-    learning rate; the head is in the first group. Only `layer_decay` needs to know that the model is a ViT.
+    learning rate; the head is in the first group. Weights are told apart by their names in `ViT`.
     """
     decayed, plain, matrices, in_three = {}, {}, {}, {}  # share of the peak rate -> weights, the last layers first
     for name, weight in reversed(list(model.named_parameters())):
@@ -172,7 +173,7 @@ def optimizer_step(model: nn.Module, optimizers: list, scaler: torch.amp.GradSca
 class EMA:
     """Exponential moving average of weights and buffers; its decay rises as (1 + t) / (10 + t) up to `decay`.
 
-    With the full decay from the start, the random initial weights would stay in the average of a short run for long.
+    With the full decay from the start, the random initial weights would dominate the average of a short run.
     `module` is the averaged model; `model` must stay on its device, as its tensors are referenced.
     """
 
@@ -180,15 +181,15 @@ class EMA:
         self.module, self.decay = copy.deepcopy(model), decay
         averaged, followed = ([*part.parameters(), *part.buffers()] for part in (self.module, model))
         pairs = list(zip(averaged, followed, strict=True))
-        self.real = [pair for pair in pairs if pair[0].is_floating_point()]
-        self.whole = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.integers = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Average in the weights after step `step`, counted from 0 over the whole run."""
         decay = min(self.decay, (1 + step) / (10 + step)) if step else 0.0
-        torch._foreach_lerp_([a for a, _ in self.real], [b for _, b in self.real], 1 - decay)
-        for averaged, now in self.whole:
+        torch._foreach_lerp_([a for a, _ in self.floats], [b for _, b in self.floats], 1 - decay)
+        for averaged, now in self.integers:
             averaged.copy_(now)
 
 

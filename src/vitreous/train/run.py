@@ -23,7 +23,7 @@ from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import RUNS, alone, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
-from vitreous.train.progress import say, show_log
+from vitreous.train.progress import log, say, show_log
 from vitreous.train.start import check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
@@ -77,12 +77,17 @@ def fit(
     console = console or Console(quiet=not is_main())
     if model is not None and recipe.start != StartOptions():
         raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
+    if model is not None and model.frozen not in (0, recipe.optim.freeze):
+        raise ValueError(
+            f"{model.frozen} blocks of the model are frozen, and optim.freeze is {recipe.optim.freeze}: set "
+            f"optim.freeze={model.frozen}"
+        )
     if dry_run:
         model = copy.deepcopy(model)  # the caller's model stays unchanged
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
-    check_unseen(recipe, data)
+    seen = check_unseen(recipe, data)
     data = data.divided(recipe.data)
     start = None
     if model is not None:
@@ -97,6 +102,8 @@ def fit(
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
+        if seen:
+            log.warning(seen)
         job = Job(recipe, data, model, folder, engine, start, console, pictures)
         engine.from_main(partial(job.describe, keep=not (resume or dry_run)))
         if dry_run:

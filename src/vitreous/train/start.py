@@ -1,7 +1,6 @@
 """Start a recipe and a model from trained weights."""
 
 import hashlib
-import logging
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,8 +15,6 @@ from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DataOptions, OptimOptions, Recipe
 from vitreous.weights.load import find_weights, load_weights
-
-log = logging.getLogger("vitreous")
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
@@ -38,11 +35,10 @@ class Start(NamedTuple):
     """How the weights were used, for the user to read."""
 
 
-def check_unseen(recipe: Recipe, data: ImageSet) -> None:
-    """Check that held-out images are new to the weights that a run starts from.
+def check_unseen(recipe: Recipe, data: ImageSet) -> str:
+    """A warning if validation images are not new to the weights that a run starts from, else "". data: undivided.
 
-    If the weights come from a run that divided the same data differently, raises ValueError for folds and warns about
-    validation images. data: not divided yet.
+    So it is if the weights come from a run that divided the same data differently. Raises ValueError for folds then.
     """
     theirs = None
     if recipe.start.weights is not None:
@@ -50,20 +46,22 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> None:
             theirs = record_of(recipe.start.weights)[1]
     ours = recipe.data
     if theirs is None or theirs.source is None or theirs.source != ours.source:
-        return
-    if theirs.model_dump(include=DIVIDED) == ours.model_dump(include=DIVIDED):
-        return
+        return ""
+    changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
+    if not changes:
+        return ""
     if ours.folds is not None:
         raise ValueError(
             f"{recipe.start.weights} learnt from {ours.source}, of which folds are to be held out: start from weights "
             "that never saw them"
         )
-    if data.val is None and ours.val_fraction:
-        log.warning(
-            "%s learnt from this data, divided otherwise: some validation images are among what it saw, so that their "
-            "figures will be too good (divide it the same way: data.val_fraction=%g data.split_seed=%d)",
-            recipe.start.weights, theirs.val_fraction, theirs.split_seed,
-        )  # fmt: skip
+    if data.val is not None or not ours.val_fraction:
+        return ""
+    same_way = " ".join(f"data.{name}={'null' if value is None else value}" for name, value in changes.items())
+    return (
+        f"{recipe.start.weights} learnt from this data, divided otherwise: some validation images are among what it "
+        f"saw, so that their figures will be too good (divide it the same way: {same_way})"
+    )
 
 
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
