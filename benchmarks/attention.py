@@ -1,6 +1,6 @@
 """Attention as two matrix products against the fused kernel: the table behind `products_are_faster`.
 
-python benchmarks/attention.py            # about two minutes on two cores; writes results/attention.json
+python benchmarks/attention.py            # two minutes on two cores; writes results/attention-avx2.json or the like
 python benchmarks/attention.py --quick    # seconds, on small shapes; writes nothing
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from measure import RESULTS, interleaved, machine, save
+from measure import RESULTS, interleaved, machine, save, units
 from torch import Tensor
 
 from vitreous.device import pick_device, pick_precision
@@ -74,7 +74,7 @@ def main() -> None:
             cells = [[milliseconds[shape, done, dtype, form] for form in FORMS] for dtype in precisions]
             print(f"{', '.join(map(str, shape)):20}" + "".join(f"{a:20.1f}{b:10.1f}" for a, b in cells))
     if not options.quick:
-        save(RESULTS / "attention.json", {"machine": machine(device), "rounds": rounds, "rows": rows})
+        save(RESULTS / f"attention-{units(device)}.json", {"machine": machine(device), "rounds": rounds, "rows": rows})
 
 
 if __name__ == "__main__":

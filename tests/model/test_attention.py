@@ -144,17 +144,20 @@ def test_autocast_attention_stays_close_to_float32(positions):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "wide", "most"),
+    ("device", "dtype", "wide", "learns", "most"),
     [
-        ("cpu", torch.float32, True, 128),
-        ("cpu", torch.float32, False, 32),
-        ("cpu", torch.bfloat16, True, 1024),
-        ("cpu", torch.bfloat16, False, 1024),
-        ("meta", torch.bfloat16, True, 0),
-        ("meta", torch.float32, True, 0),
+        ("cpu", torch.float32, True, True, 128),
+        ("cpu", torch.float32, True, False, 0),
+        ("cpu", torch.float32, False, True, 32),
+        ("cpu", torch.float32, False, False, 0),
+        ("cpu", torch.bfloat16, True, True, 1024),
+        ("cpu", torch.bfloat16, False, False, 1024),
+        ("meta", torch.bfloat16, True, True, 0),
+        ("meta", torch.float32, True, True, 0),
     ],
 )
-def test_products_are_chosen_where_they_were_measured_faster(monkeypatch, device, dtype, wide, most):
+def test_products_are_chosen_where_they_were_measured_faster(monkeypatch, device, dtype, wide, learns, most):
     monkeypatch.setattr(attention, "HAS_AVX512", wide)
     for N in (1, 32, 33, 128, 129, 1024, 1025):
-        assert products_are_faster(torch.empty(1, 1, N, 8, device=device, dtype=dtype)) is (most >= N)
+        q = torch.empty(1, 1, N, 8, device=device, dtype=dtype, requires_grad=learns)
+        assert products_are_faster(q) is (most >= N)
