@@ -75,7 +75,7 @@ def speed(results: dict[str, dict]) -> str:
         "How many times as fast the same model trains here as in each of these, with default settings, each at its "
         "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
         f"{markdown(['', *leads['32 px, AMX']], rows)}\n\n"
-        "In bf16 the lead is over torch's fused attention, whose training is slow there; in float32, with AVX2, most "
+        "In bf16 the lead is over torch's fused attention, whose training is slow there; in float32 most "
         f"of it is kept memory. In inference it is {answering([results[name] for name in PEERS])} times as fast as "
         "timm, transformers and vit-pytorch in the same precision. It augments 32 px images "
         f"{light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) as fast as torchvision "
