@@ -61,9 +61,11 @@ def headline(results: dict[str, dict]) -> str:
 def speed(results: dict[str, dict]) -> str:
     """How many times as fast as what else a user would pick, each at its better precision."""
     augment, loading = results["augment"], results["loading"]
-    light, strong, *large = (
-        next(row["ours_is_faster_by"] for row in augment["rows"] if wanted == (row["side"], row["policy"], row["name"]))
-        for wanted in ((side, policy, "torchvision, pictures") for side in (32, 224) for policy in ("light", "strong"))
+    times = {(row["side"], row["policy"], row["name"]): row["ours_is_faster_by"] for row in augment["rows"]}
+    policies = ("light", "strong")
+    light, strong = (times[32, policy, "torchvision, pictures"] for policy in policies)
+    large, tensors = (
+        [times[224, policy, f"torchvision, {kind}"] for policy in policies] for kind in ("pictures", "tensors")
     )
     later = [
         next(row["faster_than_peer_by"] for row in loading["rows"] if f"later epochs, {way}" in row["name"])
@@ -72,14 +74,16 @@ def speed(results: dict[str, dict]) -> str:
     leads = {title: lead(results[name]) for name, title in PEERS.items()}
     rows = [[title, *(f"{ratio:.2f}" for ratio in ratios.values())] for title, ratios in leads.items()]
     return (
-        "How many times as fast the same model trains here as in each of these, with default settings, each at its "
-        "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
+        "The training speed of Vitreous divided by that of each other library: same model, default settings, each in "
+        "its faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
         f"{markdown(['', *leads['32 px, AMX']], rows)}\n\n"
-        "In bf16 the lead is over torch's fused attention, whose training is slow there; in float32 most "
-        f"of it is kept memory. In inference it is {answering([results[name] for name in PEERS])} times as fast as "
-        "timm, transformers and vit-pytorch in the same precision. It augments 32 px images "
+        "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 mostly by "
+        "keeping the memory of a step for the next. In inference it is "
+        f"{answering([results[name] for name in PEERS])} times as fast as timm, transformers and vit-pytorch in the "
+        "same precision. It augments 32 px images "
         f"{light:.0f} times (a flip and a shift) and {strong:.0f} times (RandAugment and more) as fast as torchvision "
-        f"image by image, those of 224 px {large[0]:.1f} and {large[1]:.1f} times. From the second epoch on it hands "
+        f"PIL image by PIL image, those of 224 px {large[0]:.1f} and {large[1]:.1f} times (beside torchvision on "
+        f"tensors {tensors[0]:.1f} and {tensors[1]:.1f}). From the second epoch on it hands "
         f"out a folder of JPEGs, kept decoded at the model's size, {later[0]:.0f} (streamed) to {later[1]:.0f} times "
         "(in memory) as fast as a DataLoader in one process that decodes them each time."
     )

@@ -265,7 +265,7 @@ def test_images_that_a_run_learnt_from_are_known_under_other_names(tmp_path, cap
 def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):
     recipe = tiny_recipe(epochs=1, data={"source": "digits"})
     run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
-    with pytest.raises(ValueError, match="does not say what it was trained on: name the DATA to judge it on"):
+    with pytest.raises(ValueError, match="does not say what it was trained on: name its run folder, or DATA or images"):
         evaluate(run.folder)
 
 
@@ -276,7 +276,7 @@ def test_evaluating_leaves_the_run_as_it_is(run):
 
 
 def test_data_that_nobody_named_must_be_given(bundle, tmp_path):
-    with pytest.raises(ValueError, match=r"does not say what it was trained on: name the DATA to judge it on$"):
+    with pytest.raises(ValueError, match=r"what it was trained on: name its run folder, or DATA or images$"):
         evaluate(bundle, **EXACT)
     bundle.save(tmp_path / "model")
     with pytest.raises(ValueError, match=r"model does not say what it was trained on"):

@@ -31,9 +31,9 @@ def examine() -> None:
     for name, extra in OPTIONAL.items():
         state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'
         print(f"optional {name}: {state}")
-    memory = psutil.virtual_memory()
+    memory, threads = psutil.virtual_memory(), torch.get_num_threads()
     print(
-        f"{cpu_capabilities().get('cpu_name', platform.processor())}, {torch.get_num_threads()} threads, "
+        f"{cpu_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:

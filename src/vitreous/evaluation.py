@@ -234,7 +234,7 @@ def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
     folder, options = record_of(run)
     if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
-        raise ValueError(f"{name} does not say what it was trained on: name the DATA to judge it on")
+        raise ValueError(f"{name} does not say what it was trained on: name its run folder, or DATA or images")
     data = load(options.source, skip_broken=options.skip_broken, fetch=fetch)
     data = data.divided(options)
     if differs(data, read_json(folder / "data.json")):

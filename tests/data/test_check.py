@@ -35,10 +35,18 @@ def test_copies_and_conflicting_labels_are_counted():
 def test_leaks_from_validation_and_test_into_train_are_counted():
     images = pixels(60)
     made = balanced(images[:40], val=(images[[40, 3]], [0, 1]), test=(images[[41, 5, 9]], [0, 1, 1]))
-    assert check(made, made.train, made.val) == ["1 of 2 validation images are also in train, such as row 1 = row 3"]
+    assert "1 of 2 validation images are also in train, such as row 1 = row 3" in check(made, made.train, made.val)
     assert leaks("test", made.test.images, made.train.images) == [
         "2 of 3 test images are also in train, such as row 1 = row 5"
     ]
+
+
+@pytest.mark.parametrize(("count", "told"), [(29, True), (30, False)])
+def test_an_epoch_chosen_by_few_images_is_told(count, told):
+    images = pixels(40 + count)
+    made = balanced(images[:40], val=(images[40:], np.arange(count) % 2))
+    sentence = f"the epoch to keep is chosen by {count} validation images, which is largely chance: hold out more or "
+    assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
 
 
 def test_imbalance_and_rare_classes_are_named():

@@ -165,21 +165,21 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     right = [{image: hit for image, (hit, _) in run.answered["test"].items()} for run in (x, y)]
     only_x, only_y = (sum(a[image] and not b[image] for image in a) for a, b in (right, right[::-1]))
     assert (only_x, only_y) == (2, 8)
-    assert against(x, y, "test") == "+50.00 points (8 to 2, p = 0.11)"
-    assert against(y, x, "test") == "-50.00 points (2 to 8, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
+    assert against(x, y, "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"
+    assert against(y, x, "test") == "-50.00 points (2 gained, 8 lost, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
     assert against(x, x, "test") is None and against(x, y, "val") is None
-    assert against(x, replace(x), "test") == "+0.00 points (0 to 0, p = 1)"
-    assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 to 2, p = 0.11)"]
+    assert against(x, replace(x), "test") == "+0.00 points (0 gained, 0 lost, p = 1)"
+    assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 gained, 2 lost, p = 0.11)"]
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
     y.__dict__["answered"] = {"test": {(f"moved/{n}", "", 1): a for n, a in enumerate(y.answered["test"].values())}}
-    assert against(x, y, "test") == "+50.00 points (8 to 2, p = 0.11)"  # in the same order
+    assert against(x, y, "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"  # in the same order
     unknown = [replace(run, data=run.data | {"hash": {}}) for run in (x, y)]
     unknown[1].__dict__["answered"] = y.answered
     assert against(*unknown, "test") == "images of other names"
     grouped = [read_run(tmp_path / f"{run}-grouped") for run in "xy"]  # -2, 2, 3, 3: of 16 signs
-    assert against(*grouped, "test") == "+50.00 points (8 to 2, p = 0.38 by 4 groups)"  # six are as far from 0 as 6
+    assert against(*grouped, "test") == "+50.00 points (8 gained, 2 lost, p = 0.38 by 4 groups)"  # six are as far from 0 as 6
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
-    assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 to 2, p = 0.11)"
+    assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"
 
 
 def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
@@ -189,7 +189,7 @@ def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
         head = "split,row,image,class,answer,probability,probability_of_class,group"
         (tmp_path / run / "answers.csv").write_text("\n".join([head, *lines]) + "\n")
     x, y = read_run(tmp_path / "x"), read_run(tmp_path / "y")
-    assert against(x, y, "test") == "+66.67 points (2 to 0, p = 1 by 1 groups)"
+    assert against(x, y, "test") == "+66.67 points (2 gained, 0 lost, p = 1 by 1 groups)"
 
 
 def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
@@ -226,7 +226,7 @@ def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
 
 def test_a_p_value_comes_with_what_it_is_about(vitreous, runs, tmp_path):
     sentence = "p is about these trained models on these images: another seed is another model."
-    several = f"{sentence} None of the 2 is corrected for there being several."
+    several = f"{sentence} These 2 are not corrected for multiple comparisons."
     for others, told in (([runs / "b"] * 2, several), ([runs / "b"], sentence), ([], "")):  # one run alone has no p
         code, out, _ = vitreous("compare", runs / "a", *others, "--out", tmp_path / "c.html")
         said = [line for line in out.splitlines() if line.startswith("p is")]

@@ -51,7 +51,7 @@ def test_a_named_set_keeps_its_recipe_with_another_column():
     assert (recipe.data.source, data) == ("digits:style", None) and recipe.optim == read_recipe("digits").optim
 
 
-FULL = "as there is no CUDA GPU; --recipe digits is the full one, which takes one"
+FULL = "as there is no CUDA GPU; --recipe digits is the one for a GPU"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def explain(
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="CLASS", help="Explain this class, not the likeliest.")] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="Show what speaks for the class rather than for this one.")
+        str | None, typer.Option(metavar="CLASS", help="Show what speaks for the class and against this one.")
     ] = None,
     layer: Annotated[
         int | None,

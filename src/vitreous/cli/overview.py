@@ -46,7 +46,10 @@ def summary(
             recipe = fit_to_data(recipe.model_copy(update=unwatched), data)
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
-        fields = read_config(find_bundle(model))[0].model_dump()
+        try:
+            fields = read_config(find_bundle(model))[0].model_dump()
+        except ValueError as error:
+            raise ValueError(f"{error}; or a size such as B/16, or a recipe (vitreous recipes)") from error
     fields |= chosen
     if without_data and (left := [key for key in given if key not in fields]):
         options = ", ".join("--" + key.removeprefix("num_").replace("_", "-") for key in left)

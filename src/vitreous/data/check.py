@@ -14,6 +14,7 @@ from vitreous.messages import shorten
 
 RARE = 10  # images: a class with fewer is worth a note
 DARK = 64  # of 255: the highest 14-bit level in a 16-bit file
+FEW_TO_CHOOSE_BY = 30  # validation images; one of them is more than three points of accuracy
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
@@ -39,6 +40,11 @@ def check(
         findings.append(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
             "left: if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
+        )
+    if val is not None and len(val) < FEW_TO_CHOOSE_BY:
+        findings.append(
+            f"the epoch to keep is chosen by {len(val)} validation images, which is largely chance: hold out more or "
+            "none (data.val_fraction), or cross-validate (--folds)"
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)

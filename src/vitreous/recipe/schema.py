@@ -31,9 +31,8 @@ class Recipe(Section):
     epochs: PositiveInt = 30
     """Passes over the training images."""
     time_limit: Duration | None = None
-    """Most time for the epochs, validation and checkpoints included, such as 10m or 1h30m: where it does not suffice
-    for all of them, the schedule is run through within it, by the clock, with time left for a last validation as long
-    as the longest so far."""
+    """Longest time for training, such as 90s, 10m or 1h30m, validation and checkpoints included. If the epochs do not
+    fit, the whole schedule is fitted to this time, less a last validation as long as the longest so far."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the starting weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16", "float16"] = "auto"

@@ -167,7 +167,7 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     gained, lost = (list(gains.values()).count(gain) for gain in (1, -1))
     p = sign_flip_p(np.array(list(by_group.values())))
     groups = f" by {len(by_group):,} groups" if len(by_group) < len(gains) else ""
-    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} to {lost}, p = {p:.2g}{groups})"
+    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} gained, {lost} lost, p = {p:.2g}{groups})"
 
 
 def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
@@ -176,7 +176,7 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
     if not values:
         return ""
     about = "p is about these trained models on these images: another seed is another model."
-    return about if len(values) == 1 else f"{about} None of the {len(values)} is corrected for there being several."
+    return about if len(values) == 1 else f"{about} These {len(values)} are not corrected for multiple comparisons."
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:

@@ -80,7 +80,7 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
         return source, ""
     if pick_device(device).type == "cuda":
         return source, f"recipe {source}, as there is a GPU; --recipe {small} is the one for a CPU"
-    full = f"as there is no CUDA GPU; --recipe {source} is the full one, which takes one"
+    full = f"as there is no CUDA GPU; --recipe {source} is the one for a GPU"
     if fast in recipe_names() and has_amx():
         return fast, f"recipe {fast}, for a processor with AMX, {full}"
     return small, f"recipe {small}, {full}"

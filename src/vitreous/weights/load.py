@@ -218,7 +218,8 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     path = file.with_name(CONFIG)
     config = _read_json(path)
     if config is None:
-        way = f"put its {CONFIG} beside it" + (f", or give its architecture: {shorten(known)}" if known else "")
+        likely = sorted(known, key=lambda name: name not in file.name)  # what the file is named after comes first
+        way = f"put its {CONFIG} beside it" + (f", or give its architecture: --arch {shorten(likely)}" if known else "")
         raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
     if "preprocess" in config:  # ours is complete, whatever the tensor names
         return Description(*read_config(file.parent))
