@@ -1,6 +1,7 @@
 """Findings and the summary of a set."""
 
 import numpy as np
+import pytest
 from image_samples import pixels, preprocess_of, to_image, write_folder
 from PIL import Image
 
