@@ -176,9 +176,7 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     unknown = [replace(run, data=run.data | {"hash": {}}) for run in (x, y)]
     unknown[1].__dict__["answered"] = y.answered
     assert against(*unknown, "test") == "images of other names"
-    grouped = [
-        read_run(tmp_path / f"{run}-grouped") for run in "xy"
-    ]  # -2, 2, 3, 3: of 16 signs six are as far from 0 as 6
+    grouped = [read_run(tmp_path / f"{run}-grouped") for run in "xy"]  # -2, 2, 3, 3: 6 of 16 sums are as far from 0
     assert against(*grouped, "test") == "+50.00 points (8 gained, 2 lost, p = 0.38 by 4 groups)"
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"

@@ -1638,18 +1638,19 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("epochs", "limit", "told"),
     [
-        (None, "about 8 s for 2 epochs of 4 steps"),
-        (6, "about 6 s for 1.5 epochs of 4 steps"),
-        (1, "about 1 s for 0.25 epochs of 4 steps"),
+        (2, None, "about 8 s for 2 epochs of 4 steps"),
+        (2, 6, "about 6 s for 1.5 epochs of 4 steps"),
+        (2, 1, "about 1 s for 0.25 epochs of 4 steps"),
+        (60, None, "about 4 min for 60 epochs of 4 steps"),
     ],
 )
-def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, limit, told):
+def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, epochs, limit, told):
     ticks, text = itertools.count(), io.StringIO()  # a second a step
     monkeypatch.setattr(job_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
-    fit(tiny_recipe(time_limit=limit), tiny_set(), out=tmp_path / "run", **options)
+    fit(tiny_recipe(epochs=epochs, time_limit=limit), tiny_set(), out=tmp_path / "run", **options)
     assert told in text.getvalue()
 
 

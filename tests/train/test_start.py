@@ -242,7 +242,7 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
     recipe = read_recipe("probe", start_settings(str(source), None, None))
     options = {"dry_run": True, "pictures": False, "console": Console(file=said)}
     assert fit(recipe, tiny_set(), out=tmp_path / "dry", **options).results is None
-    assert "s for 1 epochs of 1 steps" in said.getvalue() and not (tmp_path / "dry" / "recipe.yaml").exists()
+    assert "s for 1 epoch of 1 step" in said.getvalue() and not (tmp_path / "dry" / "recipe.yaml").exists()
 
 
 @pytest.mark.parametrize(

@@ -183,13 +183,20 @@ class Job:
             self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
         step = float(np.median(np.diff(times)))
         say(self.console, self.recipe.dump())
-        say(self.console, json.dumps({k: v for k, v in self.summary.items() if k not in ("per_class", "listed")}))
+        say(
+            self.console,
+            json.dumps({k: v for k, v in self.summary.items() if k not in ("per_class", "listed", "hash")}),
+        )
         epochs, limit = self.recipe.epochs, self.recipe.time_limit
         seconds = step * self.steps * epochs
         if limit is not None and limit < seconds:
             epochs, seconds = float(f"{limit / (step * self.steps):.3g}"), limit
         shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
-        say(self.console, f"about {seconds:,.0f} s for {epochs} epochs of {self.steps} steps{shown}")
+        time_needed = f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
+        epochs, steps = (
+            f"{count} {name}{'s' * (count != 1)}" for count, name in ((epochs, "epoch"), (self.steps, "step"))
+        )
+        say(self.console, f"about {time_needed} for {epochs} of {steps}{shown}")
 
     def train(
         self,
