@@ -183,19 +183,16 @@ class Job:
             self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
         step = float(np.median(np.diff(times)))
         say(self.console, self.recipe.dump())
-        say(
-            self.console,
-            json.dumps({k: v for k, v in self.summary.items() if k not in ("per_class", "listed", "hash")}),
-        )
+        brief = {key: value for key, value in self.summary.items() if key not in ("per_class", "listed", "hash")}
+        say(self.console, json.dumps(brief))
         epochs, limit = self.recipe.epochs, self.recipe.time_limit
         seconds = step * self.steps * epochs
         if limit is not None and limit < seconds:
             epochs, seconds = float(f"{limit / (step * self.steps):.3g}"), limit
         shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
         time_needed = f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
-        epochs, steps = (
-            f"{count} {name}{'s' * (count != 1)}" for count, name in ((epochs, "epoch"), (self.steps, "step"))
-        )
+        counts = {"epoch": epochs, "step": self.steps}
+        epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
         say(self.console, f"about {time_needed} for {epochs} of {steps}{shown}")
 
     def train(
