@@ -194,9 +194,12 @@ def test_explain_draws_each_image(vitreous, tmp_path):
         "explain", "run", "photos/test/ant/000.png", "--out", out_folder, "--target", "cat", "--method", "rollout",
         "--layer", 1, "--head", 2, "--curves",
     )  # fmt: skip
-    content = json.loads((out_folder / "000.json").read_text())
+    content = json.loads((out_folder / "000-of-cat.json").read_text())
     assert code == 0 and (content["target"], content["method"], content["head"]) == ("cat", "rollout", 2)
     assert content["areas"].keys() == {"rollout", "random"}
+    code, out, _ = vitreous("explain", "run", "photos/test/ant/000.png", "--out", out_folder, "--against", "cat")
+    assert code == 0 and f"% against cat, see {out_folder / '000-against-cat.png'}" in out
+    assert json.loads((out_folder / "000.json").read_text())["against"] is None  # and nothing takes another's place
 
 
 @pytest.mark.parametrize(
@@ -320,7 +323,7 @@ def test_images_of_the_runs_own_data_are_asked_about_by_their_row(vitreous, work
     lines = out.splitlines()
     assert code == 0 and lines[1] == lines[0].replace("photos/test/bee/001.png", "test:5")
     code, out, _ = vitreous("explain", "run", "test:5", "val:0", "--out", tmp_path / "maps")
-    assert code == 0 and {path.name for path in (tmp_path / "maps").glob("*.png")} == {"test:5.png", "val:0.png"}
+    assert code == 0 and {path.name for path in (tmp_path / "maps").glob("*.png")} == {"test-5.png", "val-0.png"}
     code, _, _ = vitreous("walk", "run", "test:5", "--out", tmp_path / "walk.html")
     assert code == 0 and "test:5 through run" in (tmp_path / "walk.html").read_text()
     code, out, _ = vitreous("embed", "run", "--split", "test", "--nearest", "test:5", "--k", 1)

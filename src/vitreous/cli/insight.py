@@ -47,13 +47,16 @@ def explain(
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]
-    stem_of = dict(zip(map(image_name, asked), stems(names, out), strict=True))
+    question = {"of": target, "against": against}
+    ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
+    stem_of = dict(zip(map(image_name, asked), stems(names, out, ending), strict=True))
     bundle, broken = Bundle.of(model), []
     options = {"method": method or DEFAULT, "target": target, "against": against, "layer": layer, "head": head}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
         write_explanation(explanation, bundle.model.config.patch_size, stem)
-        print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}, see {stem}.png")
+        rival = "" if against is None else f" against {against}"
+        print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
     report_broken(broken)
 
 

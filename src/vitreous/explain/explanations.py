@@ -1,6 +1,7 @@
 """Explain the answers of a trained model, image by image: `vitreous explain`."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,15 +226,17 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
     )
 
 
-def stems(names: Sequence[str], folder: Path) -> list[Path]:
+def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:
     """A file name without suffix for each image; images with the same name are numbered: 1, 1-2, 1-3.
 
+    ending: what follows the image's name, such as `-against-dog`; what a file name should not have becomes a dash.
     Raises ValueError where a picture or JSON file of that name exists and is not an explanation.
     """
     given: set[str] = set()
     result = []
+    ending = re.sub(r"[^\w.-]+", "-", ending)
     for name in names:
-        plain = Path(name).stem or "image"
+        plain = (Path(name).stem or "image").replace(":", "-") + ending
         if len(os.fsencode(plain)) > LONGEST:
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
         stem = plain
