@@ -50,6 +50,7 @@ class Engine:
         self.processes: int = self._accelerator.num_processes
         self.rank: int = self._accelerator.process_index
         self.main: bool = self._accelerator.is_main_process
+        self._tracked = bool(track)
 
     def prepare(self, model: nn.Module, optimizers: list) -> tuple[nn.Module, list]:
         """Place and wrap the model and its optimisers. On GPUs, BatchNorm is synchronised across processes."""
@@ -147,6 +148,8 @@ class Engine:
                     tracker.finish()
 
     def _start_trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> None:
+        if not self._tracked:
+            return
         self._accelerator.project_configuration.logging_dir = str(folder)
         fold = folder.name.startswith("fold-")
         wandb = {
@@ -162,7 +165,8 @@ class Engine:
             raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
-        self._accelerator.log(values, step)
+        if self._tracked:
+            self._accelerator.log(values, step)
 
 
 def shared_device(name: str) -> str:
