@@ -46,7 +46,7 @@ def test_leaks_from_validation_and_test_into_train_are_counted():
 def test_an_epoch_chosen_by_few_images_is_told(count, told):
     images = pixels(40 + count)
     made = balanced(images[:40], val=(images[40:], np.arange(count) % 2))
-    sentence = f"the epoch to keep is chosen by {count} validation images, which is largely chance: hold out more or "
+    sentence = f"what is kept is chosen by {count} validation images, which is largely chance: hold out more or "
     assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
 
 
@@ -128,6 +128,8 @@ def test_images_that_are_decoded_batch_by_batch_are_not_searched_for_copies_and_
     train, val = (Batches(part, preprocess_of(), batch_size=8) for part in (image_set.train, image_set.val))
     assert check(image_set, train, val) == [
         "1 class has fewer than 10 training images: 'a' (8)",
+        "what is kept is chosen by 3 validation images, which is largely chance: hold out more or none "
+        "(data.val_fraction), or cross-validate (--folds)",
         "copies were not looked for, as the images are decoded batch by batch",
     ]
 

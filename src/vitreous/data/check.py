@@ -32,6 +32,11 @@ def check(
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     findings += _torn(image_set, group) if group is not None else []
+    if val is not None and len(val) < FEW_TO_CHOOSE_BY:
+        findings.append(
+            f"what is kept is chosen by {len(val)} validation images, which is largely chance: hold out more or "
+            "none (data.val_fraction), or cross-validate (--folds)"
+        )
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     rows = even_rows(len(train.images), SAMPLE)
@@ -40,11 +45,6 @@ def check(
         findings.append(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
             "left: if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
-        )
-    if val is not None and len(val) < FEW_TO_CHOOSE_BY:
-        findings.append(
-            f"the epoch to keep is chosen by {len(val)} validation images, which is largely chance: hold out more or "
-            "none (data.val_fraction), or cross-validate (--folds)"
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
