@@ -109,6 +109,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     own = f"DATA:{data['label']}" if data.get("label") else "DATA"
     judge = f"vitreous evaluate {name} {source or own}"
     judge += "  # fetches the images once" if (source or "").partition(":")[0] in HUB else ""
+    slower = "; a slower machine makes fewer passes in its time limit" if recipe.time_limit else ""
     again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
         again += f" --from path/to/{weights}"
@@ -145,7 +146,7 @@ for answer in vt.predict("{name}", "photo.jpg"):
 
 ## Trained
 
-`recipe.yaml` beside this card has every setting; this trains such a model again:
+`recipe.yaml` beside this card has every setting; this trains such a model again{slower}:
 
 ```sh
 {again}

@@ -128,6 +128,13 @@ def test_gray_images_reach_a_model_of_colour(started, tmp_path):
     assert run.bundle.preprocess.channels == 3 and run.results["test"]["count"] == 12
 
 
+def test_colour_that_a_model_of_gray_does_not_see_is_told(started):
+    told = "these weights read gray images: colours are not seen\n"
+    for channels in (1, 3):
+        started(str(channels), data=tiny_set(channels=channels))
+        assert (told in started.said.getvalue()) is (channels == 3)
+
+
 def test_a_larger_image_size_resamples_the_positions(started, source):
     run = started(optim=STILL, model={"image_size": 16})
     old, new = load_file(source / "model.safetensors")["positions"], weights_of(run.folder)["positions"]

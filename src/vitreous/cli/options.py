@@ -6,7 +6,8 @@ import typer
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Architecture = Annotated[
-    str | None, typer.Option(help="Architecture, such as vit_b_16, of a weight file without a config.json.")
+    str | None,
+    typer.Option(help="Architecture of a weight file: torchvision's vit_b_16, timm's vit_tiny_patch16_224, and so on."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
 OWN_DATA = "A name, folder or table, as `vitreous train` takes \\[default: the run's own]."

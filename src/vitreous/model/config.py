@@ -54,8 +54,8 @@ class ViTConfig(BaseModel):
     mlp_ratio: Annotated[float, Field(gt=0, le=1024)] = 4.0
     """Hidden width of a block's MLP, in multiples of D."""
     mlp_conv: bool = False
-    """A 3 x 3 convolution over the grid of patches, channel by channel, between the MLP's linear maps: it knows
-    neighbours from the start, which attention learns from data (Yuan et al. 2021; Li et al. 2021)."""
+    """A depthwise 3 x 3 convolution over the grid of patches, between the MLP's linear maps: it knows neighbours from
+    the start, which attention learns from data (Yuan et al. 2021; Li et al. 2021)."""
 
     patch_embedding: Literal["linear", "conv", "conv_stem"] = "conv"
     """`linear` on flattened patches; `conv`, the same map as a strided convolution; `conv_stem`, overlapping 3 x 3
@@ -85,7 +85,7 @@ class ViTConfig(BaseModel):
     layer_scale: PositiveFloat | None = None
     """Start value of a learned factor for each channel of a block's output (Touvron et al. 2021)."""
     registers: NonNegativeInt = 0
-    """Extra learned tokens that nothing reads (Darcet et al. 2024)."""
+    """Extra learned tokens that take part in attention and that no head reads (Darcet et al. 2024)."""
     bias: bool = True
     """Biases of the linear maps in the blocks."""
     qkv_bias: bool = True

@@ -129,6 +129,8 @@ class Job:
         """
         for line in self.start.lines if self.start else ():
             say(self.console, line)
+        if self.start and self.preprocess.channels < self.data.train.images.channels:
+            say(self.console, "these weights read gray images: colours are not seen")
         val = len(self.val_batches) if self.val_batches else 0
         names = self.data.class_names
         say(
