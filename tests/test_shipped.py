@@ -192,7 +192,7 @@ def test_a_card_says_how_the_weights_were_chosen(run):
     text = f"The weights are those of epoch {best} of 16, chosen by 12 validation images (top-1 100.00%)."
     assert text in card(folder) and "- epochs: 16\n" in card(folder)
     (folder / "results.json").write_text(json.dumps(read(folder / "results.json") | {"val": None}))
-    assert "There were no validation images: the weights are those after the last of 16 epochs." in card(folder)
+    assert "There were no validation images: the weights are those after 14.2 passes." in card(folder)
     change(folder / "recipe.yaml", "time_limit: null", "time_limit: 90")
     assert "- epochs: 16, or what 90 s suffice for\n" in card(folder)
 

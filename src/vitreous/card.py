@@ -193,7 +193,7 @@ def chosen(results: dict[str, Any]) -> str:
     if "probe" in results:
         return f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}."
     if results["val"] is None:
-        return f"There were no validation images: the weights are those after the last of {results['epochs']} epochs."
+        return f"There were no validation images: the weights are those after {results['passes']:.1f} passes."
     return (
         f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by "
         f"{results['val']['count']:,} validation images (top-1 {results['val']['top1']:.2%})."

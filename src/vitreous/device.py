@@ -143,7 +143,7 @@ def has_compiler(device: torch.device) -> bool:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: reserved on the GPU if it computes, else this process's RAM."""
+    """Peak memory in bytes: reserved on the GPU since the run began if it computes, else this process's RAM so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     status = Path("/proc/self/status")

@@ -177,8 +177,8 @@ def test_a_class_that_is_not_there_is_one_line():
 
 
 def test_images_of_one_name_get_numbers(tmp_path):
-    names = ["a/x.png", "b/x.jpg", "x.2.png", "c/x.png", "x-2.png"]
-    assert [stem.name for stem in stems(names, tmp_path)] == ["x", "x-2", "x.2", "x-3", "x-2-2"]
+    names = ["a/x.png", "b/x.jpg", "x.2.png", "c/x.png", "x-2.png", "X.png"]
+    assert [stem.name for stem in stems(names, tmp_path)] == ["x", "x-2", "x.2", "x-3", "x-2-2", "X-4"]
     assert stems(["a/x.png"], tmp_path) == [tmp_path / "x"]
     assert stems(["test:7", "y.png"], tmp_path, "-of-a/b c") == [tmp_path / "test-7-of-a-b-c", tmp_path / "y-of-a-b-c"]
     (long,) = stems(["鶴" * 83 + ".jpg"], tmp_path)

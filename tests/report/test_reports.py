@@ -196,7 +196,7 @@ def order_of(judged):
 
 def test_without_validation_the_page_says_so(tmp_path):
     page, run = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, data={"val_fraction": 0}))
-    assert "There were no validation images: the weights are those after the last of 1 epochs." in page.text
+    assert "There were no validation images: the weights are those after 1.0 passes." in page.text
     assert "The temperature is 1: there were no validation images" in page.text
     assert f"{run.results['test']['top1']:.2%}" in page.text and "ECE at temperature" not in page.text
 

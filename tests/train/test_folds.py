@@ -154,19 +154,20 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path):
     assert "groups" not in evaluate(run.folder / "fold-1", strangers, device="cpu")
 
 
+@pytest.mark.parametrize("within", ["", "model", "model/model.safetensors"])
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [({"folds": 2}, True), ({"folds": 2, "fold": 1}, True), ({"split_seed": 3}, False), ({}, None)],
 )
-def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused):
+def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, within):
     source = {"source": str(write_images(tmp_path / "photos", 8)), "val_fraction": 0.25}
     fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
     fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source | changes}
-    recipe = make_recipe(fields | {"start": {"weights": str(tmp_path / "run")}}, "test")
+    recipe = make_recipe(fields | {"start": {"weights": str(tmp_path / "run" / within)}}, "test")
     caplog.clear()
     if refused:
         begin = fit if "fold" in changes else fit_folds
-        with pytest.raises(ValueError, match=r"run learnt from .*photos, of which folds are to be held out: "):
+        with pytest.raises(ValueError, match=rf"{within} learnt from .*photos, of which folds are to be held out: "):
             begin(recipe, out=tmp_path / "more", **quiet())
         assert not (tmp_path / "more").exists()
     else:
@@ -175,6 +176,19 @@ def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes
         assert told == (refused is False) and ("the same way: data.split_seed=0)" in caplog.text) == told
         log = tmp_path / "more" / "train.log"
         assert told == (log.exists() and "some validation images are among what it saw" in log.read_text())
+
+
+def test_other_labels_of_the_same_images_hold_out_others(tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 8)
+    rows = [f"{path.relative_to(folder)},{path.parent.name},{'ab'[i % 2]}" for i, path in enumerate(folder.glob("*/*"))]
+    table = folder / "photos.csv"
+    table.write_text("\n".join(["file,label,other", *rows]) + "\n")
+    fit(tiny_recipe(epochs=1, data={"source": str(table), "val_fraction": 0.25}), out=tmp_path / "run", **quiet())
+    caplog.clear()
+    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}}
+    fields |= {"data": {"source": f"{table}:other", "val_fraction": 0.25}, "start": {"weights": str(tmp_path / "run")}}
+    fit(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
+    assert "some validation images are among what it saw, so that their figures will be too good\n" in caplog.text
 
 
 def test_a_class_smaller_than_the_folds_is_named():
@@ -290,7 +304,8 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
         whole = Job.train
         patch.setattr(Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
-    assert stopped.results is None and f"vitreous train --resume --out {out}" in text.getvalue()
+    way = f"go on with this and the other folds with: the same call with out='{out}' and resume=True\n"
+    assert stopped.results is None and way in text.getvalue()
     assert sorted(path.name for path in out.iterdir()) == ["fold-1", "fold-2", "recipe.yaml"]
     before = (out / "fold-1" / "results.json").stat().st_mtime_ns
     done = fit_folds(read_recipe(str(out / "recipe.yaml")), tiny_set(), out=out, resume=True, **quiet())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from vitreous.recipe import Recipe
 from vitreous.train import progress
 from vitreous.train.loop import State
 from vitreous.train.progress import show_log
@@ -25,11 +26,24 @@ def test_a_long_decoding_is_told_and_a_short_one_is_not(monkeypatch):
 
 
 def test_what_a_pass_had_seen_before_is_not_counted_as_speed(monkeypatch):
-    text, clock = io.StringIO(), iter([0, 0, 40])
+    text, clock = io.StringIO(), iter([0, 40])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    display = progress.Display(Console(file=text, width=200), 2, 500, torch.device("cpu"), images=40_000)
+    console, state = Console(file=text, width=200), State(images=40_000)
+    display = progress.Display(console, Recipe(epochs=2), 500, torch.device("cpu"), state)
     display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
     assert "epoch 1/2 step 320/500  20 images/s" in text.getvalue()
+
+
+def test_the_bar_is_full_when_the_time_is_up(monkeypatch):
+    clock = iter([100, 110, 130])
+    console = Console(file=io.StringIO(), force_terminal=True)
+    display = progress.Display(console, Recipe(epochs=2, time_limit="1m"), 500, torch.device("cpu"), State())
+    display.task = display.bar.add_task("", total=1, figures="")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    display.begun = next(clock)
+    for step, share in ((320, 0.32), (330, 0.5)):
+        display.step(State(step=step), loss=1.0, top1=0.5)
+        assert display.bar.tasks[0].completed == share
 
 
 def test_what_is_logged_is_printed_and_kept(tmp_path):
@@ -51,7 +65,7 @@ def test_a_terminal_that_is_gone_ends_no_run(monkeypatch):
     terminal = Console(file=Gone(), force_terminal=True)
     progress.say(terminal, "more")
     monkeypatch.setattr(progress.Progress, "start", lambda bar: None)  # which began before
-    with progress.Display(terminal, 2, 500, torch.device("cpu")) as display:
+    with progress.Display(terminal, Recipe(epochs=2), 500, torch.device("cpu"), State()) as display:
         monkeypatch.setattr(display.bar, "stop", lambda: terminal.print("the end"))
         display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
 

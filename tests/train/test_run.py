@@ -881,15 +881,17 @@ def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypa
     assert same_files(whole.folder, run.folder) is None
 
 
-def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("given", ["", "data", "model"])
+def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path, given):
     before = signal.getsignal(signal.SIGINT)
     out, text = tmp_path / "my run", io.StringIO()
     options = {"pictures": False, "console": Console(file=text), "on_step": interrupt_after(6)}
-    run = fit(tiny_recipe(), tiny_set(), out=out, **options)
+    data = {"source": str(write_images(tmp_path / "photos", 16))}
+    model = tiny_vit() if given == "model" else None
+    run = fit(tiny_recipe(data=data), tiny_set() if given == "data" else None, model=model, out=out, **options)
     assert run.results is None
-    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: vitreous train --resume --out '{out}'" in (
-        text.getvalue()
-    )
+    way = f"the same call with out='{out}' and resume=True" if given else f"vitreous train --resume --out '{out}'"
+    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: {way}\n" in text.getvalue()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -1359,6 +1361,14 @@ def test_a_run_says_why_it_ended_early(tmp_path, monkeypatch, settings, told):
     assert ("at most 4 s, into which the schedule is fitted" in text.getvalue()) == ("time_limit" in settings)
 
 
+def test_the_last_epoch_is_shown_wherever_the_run_ends(tmp_path):
+    text = io.StringIO()
+    recipe = tiny_recipe(epochs=90, patience=3, optim=FROZEN)  # of so many, every third is shown
+    fit(recipe, tiny_set(), out=tmp_path / "run", pictures=False, console=Console(file=text))
+    shown = [line.split()[1] for line in text.getvalue().splitlines() if line.startswith("epoch")]
+    assert shown == ["3/90", "4/90"]
+
+
 def test_the_figure_that_chooses_the_epoch_is_shown_by_epoch(tmp_path):
     text = io.StringIO()
     recipe = tiny_recipe(epochs=1, best_by="recall_macro")
@@ -1647,14 +1657,25 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
         (2, 6, "about 6 s for 1.5 epochs of 4 steps"),
         (2, 1, "about 1 s for 0.25 epochs of 4 steps"),
         (60, None, "about 4 min for 60 epochs of 4 steps"),
+        (1, None, "about 9 s for 1 epoch of 1 step"),
+        (20, None, "about 20 s for 20 epochs of 1 step"),
     ],
 )
 def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, epochs, limit, told):
-    ticks, text = itertools.count(), io.StringIO()  # a second a step
+    ticks, text = itertools.chain([0], itertools.count(9)), io.StringIO()  # a second a step after the first
     monkeypatch.setattr(job_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
-    fit(tiny_recipe(epochs=epochs, time_limit=limit), tiny_set(), out=tmp_path / "run", **options)
+    batch = {"optim": {"batch_size": 36}} if told.endswith(" 1 step") else {}
+    fit(tiny_recipe(epochs=epochs, time_limit=limit, **batch), tiny_set(), out=tmp_path / "run", **options)
     assert told in text.getvalue()
+
+
+def test_images_that_are_judged_come_in_batches_for_the_model_not_the_optimiser(trained, monkeypatch):
+    monkeypatch.setattr(job_module, "eval_batch_size", lambda config: 5)
+    vit, sizes = tiny_vit(), {True: set(), False: set()}
+    vit.register_forward_hook(lambda module, _, logits: sizes[module.training].add(len(logits)))
+    trained(tiny_recipe(), tiny_set(), model=vit)
+    assert sizes == {True: {8}, False: {5, 2}}
 
 
 def test_a_users_model_is_trained_from_its_present_weights(trained):

@@ -2,10 +2,12 @@
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.train import choose, loop
+from vitreous.train import choose, job, loop
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.job import Job
 from vitreous.train.run import fit
@@ -280,6 +282,13 @@ def test_training_may_start_from_the_head_of_a_probe(started):
     probed, tuned = started("a", probe=True), started("b", first=True, optim=STILL)
     assert equal(weights_of(probed.folder), weights_of(tuned.folder))
     assert "head fitted to the features first, by 5-fold cross-validation" in started.said.getvalue()
+
+
+def test_the_time_of_fitting_the_head_first_counts(started, monkeypatch):
+    clock = itertools.count(step=50)
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    run = started(first=True, optim=STILL, time_limit=40)
+    assert 50 <= run.results["train_seconds"] < 60 and run.results["passes"] < 1
 
 
 def test_a_head_that_is_kept_is_not_fitted(started, tmp_path):

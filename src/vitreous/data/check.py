@@ -19,11 +19,15 @@ UNBALANCED = 3  # times as many images in the largest class as in the smallest
 
 
 def check(
-    image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None, group: str | None = None
+    image_set: ImageSet,
+    train: Split | Batches,
+    val: Split | Batches | None = None,
+    group: str | None = None,
+    val_chooses: bool = True,
 ) -> list[str]:
     """Findings about the splits of a run, one line each. Only the splits that are given are read.
 
-    group: what `data.group` says.
+    group: what `data.group` says. val_chooses: whether validation images choose what is kept.
     """
     counts = np.bincount(train.labels, minlength=len(image_set.class_names))
     findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts)
@@ -32,7 +36,7 @@ def check(
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     findings += _torn(image_set, group) if group is not None else []
-    if val is not None and len(val) < FEW_TO_CHOOSE_BY:
+    if val is not None and val_chooses and len(val) < FEW_TO_CHOOSE_BY:
         findings.append(
             f"what is kept is chosen by {len(val)} validation images, which is largely chance: hold out more or "
             "none (data.val_fraction), or cross-validate (--folds)"

@@ -1,5 +1,6 @@
 """Batches of a split: small sets are kept on the device as uint8, large ones are streamed by workers."""
 
+import copy
 import json
 import logging
 import math
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -89,6 +91,12 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def in_batches_of(self, batch_size: int) -> "Batches":
+        """The same images, in batches of another size."""
+        other = copy.copy(self)
+        other.batch_size = batch_size
+        return other
 
     def epoch(self, order: Tensor) -> Iterator[Batch]:
         """Batches of the rows in `order`; the last one may be smaller."""
@@ -273,6 +281,7 @@ def _decode_all(
         report(done, len(images))
     # Tiny images spend their time in Python, where threads only wait for each other
     threads = os.cpu_count() if (time.perf_counter() - started) / PART > 5e-4 else 1
+    Image.init()  # else threads that meet a further format at once may not find it
     pool = ThreadPoolExecutor(threads)
     try:
         for part in as_completed([pool.submit(decode_part, start) for start in starts[2:]]):

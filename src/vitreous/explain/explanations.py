@@ -241,10 +241,10 @@ def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
         stem = plain
         number = 1
-        while stem in given:
+        while stem.casefold() in given:  # one file to some systems
             number += 1
             stem = f"{plain}-{number}"
-        given.add(stem)
+        given.add(stem.casefold())
         figures = folder / f"{stem}.json"
         check_free((folder / f"{stem}.png", figures), figures, '"target_probability"')
         result.append(folder / stem)

@@ -14,7 +14,7 @@ from vitreous.export.example import EXAMPLE, PICTURE, write_example
 from vitreous.export.graphs import NEEDED, PixelModel, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
-from vitreous.files import check_folder, check_free, write_json
+from vitreous.files import check_folder, check_free, path_of, write_json
 from vitreous.weights import Bundle, find_bundle
 
 RECEIPT = "parity.json"
@@ -52,8 +52,9 @@ def export_run(
         raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
     need(form, NEEDED.get(form, ()), "export")
     source = find_bundle(run)
-    home = Path(run) if source in (Path(run), Path(run, "model")) else source
-    if out is None and home != Path(run):
+    own = path_of(run)
+    home = own if source in (own, own / "model") else source
+    if out is None and home != own:
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
     folder = Path(out) if out is not None else home / "export" / form
     check_folder(folder)

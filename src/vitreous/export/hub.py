@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from vitreous.card import CARD, finished, write_shared
+from vitreous.files import path_of
 from vitreous.messages import first_line
 
 
@@ -26,7 +27,7 @@ def push_run(run: Path | str, repo: str, *, private: bool = False, dry_run: bool
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
-    run = Path(run)
+    run = path_of(run)
     results = finished(run)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -310,7 +310,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
         text += confidence_bar(shares[row, answer], wrong=not right)
         text += f"<small>{'or' if right else 'is'} {escape(names[other])} ({shares[row, other]:.1%})</small>"
         place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
-        if own and place.startswith("row "):  # the name that `explain` takes
+        if own and place.startswith("row "):  # as `explain` takes it; that of a fold follows the fold's name
             place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"

@@ -15,7 +15,7 @@ from rich import markup
 from rich.table import Table
 
 from vitreous.card import read_history
-from vitreous.files import read_json
+from vitreous.files import path_of, read_json
 from vitreous.messages import shorten
 from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
 from vitreous.page import write_page
@@ -65,7 +65,7 @@ class Finished:
 
 def read_run(run: Path | str) -> Finished:
     """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for anything else."""
-    folder = find_record(run) or Path(run)
+    folder = find_record(run) or path_of(run)
     cross = (folder / "fold-1").is_dir()
     files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
     missing = [name for name in files if not (folder / name).is_file()]
@@ -189,14 +189,15 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
 def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Results of recipes whose runs differ only in the seed: a heading for each, and rows as in `figures`.
 
-    Recipes with a single seed are left out. The interval of a difference of means is Welch's (1947), over newly drawn
-    seeds.
+    Recipes with a single seed are left out, and so are further runs of one seed, which repeat it. The interval of a
+    difference of means is Welch's (1947), over newly drawn seeds.
     """
-    by_recipe: dict[str, list[Finished]] = {}
+    by_recipe: dict[str, dict[int, Finished]] = {}
     for run in runs:
         cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed determines, too
-        by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), []).append(run)
-    several = [found for found in by_recipe.values() if len({run.recipe["seed"] for run in found}) > 1]
+        same = by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), {})
+        same.setdefault(run.recipe["seed"], run)
+    several = [list(found.values()) for found in by_recipe.values() if len(found) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
     for split in ("test", "val"):
         for key in ("top1", "f1_macro", "loss"):

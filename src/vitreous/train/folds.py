@@ -1,7 +1,6 @@
 """Cross-validation: one run per fold of the training images, and their pooled results."""
 
 import csv
-import shlex
 import statistics
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
 from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
-from vitreous.train.run import Run, fit, run_folder
+from vitreous.train.run import Run, fit, resumption, run_folder
 from vitreous.train.start import check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
@@ -80,8 +79,7 @@ def fit_folds(
             begun = engine.from_main((own / "recipe.yaml").exists)
             run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console)
             if run.results is None:
-                where = shlex.quote(str(folder))
-                say(console, f"go on with this and the other folds with: vitreous train --resume --out {where}")
+                say(console, f"go on with this and the other folds with: {resumption(folder, recipe)}")
                 return Run(folder)
             runs.append(run.results)
         with show_log(folder, console):

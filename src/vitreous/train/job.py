@@ -23,7 +23,7 @@ from vitreous.files import read_json, write_csv
 from vitreous.messages import shorten
 from vitreous.metrics import watched
 from vitreous.model import ViT
-from vitreous.prediction import split_logits
+from vitreous.prediction import eval_batch_size, split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
@@ -58,6 +58,8 @@ class Job:
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
+        if engine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(engine.device)
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
         if recipe.optim.batch_size % engine.processes:
             raise ValueError(
@@ -94,7 +96,7 @@ class Job:
         data, recipe = self.data, self.recipe
         make = partial(
             Batches,
-            batch_size=recipe.optim.batch_size // self.engine.processes,
+            batch_size=eval_batch_size(recipe.model),
             device=self.engine.device,
             memory_budget=recipe.data.resident_bytes,
             workers=recipe.data.workers,
@@ -117,9 +119,8 @@ class Job:
         size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
         whole = {} if self.start else {"crop_fraction": 1.0}  # random crops are cut from whole images
         cut_from = self.preprocess.model_copy(update={"image_size": size} | whole)
-        self.train_batches = self.plain_batches
-        if cut_from != self.preprocess:
-            self.train_batches = make(data.train, cut_from)
+        larger = self.plain_batches if cut_from == self.preprocess else make(data.train, cut_from)
+        self.train_batches = larger.in_batches_of(recipe.optim.batch_size // self.engine.processes)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def describe(self, keep: bool) -> None:
@@ -139,7 +140,8 @@ class Job:
             f"{len(names)} classes ({shorten(names, 10)}); {self.parameters:,} parameters; {self.engine.device.type}"
             f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
         )
-        for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group):
+        chooses = not self.recipe.start.probe  # which few images do not choose
+        for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group, chooses):
             if keep:
                 log.warning(finding)
             else:
@@ -182,8 +184,9 @@ class Job:
                 loss.item()  # waits for the GPU, which the loop does not
                 times.append(time.monotonic())
 
-            self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > min(8, self.steps)), whole)
-        step = float(np.median(np.diff(times)))
+            self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > 8), whole)
+        first, *others = np.diff(times)  # the first one warms up; epochs of few steps have validations in between
+        step = float(np.mean(others or first))
         say(self.console, self.recipe.dump())
         brief = {key: value for key, value in self.summary.items() if key not in ("per_class", "listed", "hash")}
         say(self.console, json.dumps(brief))
@@ -205,16 +208,14 @@ class Job:
         """Train to the end. Returns False when interrupted, with everything saved."""
         recipe, state = self.recipe, self.state
         with (
-            Display(
-                self.console, recipe.epochs, self.steps, self.engine.device, recipe.best_by, state.images
-            ) as display,
+            Display(self.console, recipe, self.steps, self.engine.device, state) as display,
             stop_flag() as stop,
         ):
 
             def epoch_done(row: dict[str, float]) -> None:
                 if self.engine.main:
                     self.write_history()
-                display.epoch(row, best=state.best_epoch == row["epoch"])
+                display.epoch(row, best=state.best_epoch == row["epoch"], last=bool(stop_reason(state, recipe)))
                 self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
                 if on_epoch is not None:
                     on_epoch(row)
@@ -269,6 +270,7 @@ class Job:
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
         seconds = time.monotonic() - begun
+        self.state.total_seconds += seconds  # of a time limit, too
         say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 
     def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:

@@ -305,7 +305,8 @@ def stop_reason(state: State, recipe: Recipe) -> str:
         return "all epochs are done"
     if recipe.patience is not None and fruitless >= recipe.patience:
         return f"{fruitless} epochs without a better {NAMES[recipe.best_by]}"
-    late = state.step == 0 and state.total_seconds >= _deadline(state, recipe)  # within a pass, the loop checks it
+    between = state.epoch > 0 and state.step == 0  # within a pass, the loop checks it; there is one step at least
+    late = between and state.total_seconds >= _deadline(state, recipe)
     return f"the time limit of {recipe.time_limit:,g} s" if late else ""
 
 

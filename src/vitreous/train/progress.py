@@ -1,6 +1,7 @@
 """What a run shows while it trains: a live bar on a terminal, plain lines elsewhere; and its warnings."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from vitreous.metrics import NAMES
+from vitreous.recipe import Recipe
 from vitreous.train.engine import is_main
 from vitreous.train.folder import LOG
 from vitreous.train.loop import State
@@ -64,14 +66,12 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
 class Display:
     """Shows epoch, step, images/s, loss, accuracies, memory in use and time left.
 
-    best_by: the validation figure that chooses the best epoch. images: seen already in the current epoch of a resumed
-    run.
+    steps: in an epoch. state: where the run begins or goes on.
     """
 
-    def __init__(
-        self, console: Console, epochs: int, steps: int, device: torch.device, best_by: str = "top1", images: int = 0
-    ):
-        self.console, self.epochs, self.steps, self.device, self.best_by = console, epochs, steps, device, best_by
+    def __init__(self, console: Console, recipe: Recipe, steps: int, device: torch.device, state: State):
+        self.console, self.steps, self.device = console, steps, device
+        self.epochs, self.best_by, self.limit = recipe.epochs, recipe.best_by, recipe.time_limit or math.inf
         self.bar = None
         if console.is_terminal:
             self.bar = Progress(
@@ -84,12 +84,14 @@ class Display:
                 console=console,
                 expand=True,
             )
-        self.last = (time.monotonic(), images)  # the last report: its time, and images seen in the epoch by then
-        self.last_line = time.monotonic()
+        now = time.monotonic()
+        self.begun = now - state.total_seconds
+        self.last = (now, state.images)  # the last report: its time, and images seen in the epoch by then
+        self.last_line = now
 
     def __enter__(self) -> "Display":
         if self.bar:
-            self.task = self.bar.add_task("starting", total=self.epochs * self.steps, figures="")
+            self.task = self.bar.add_task("starting", total=1, figures="")
             self.bar.start()
         return self
 
@@ -109,15 +111,17 @@ class Display:
             figures += f"  val {state.history[-1]['val_top1']:.2%}"
         figures += f"  {memory(self.device)}"
         if self.bar:
-            done = state.epoch * self.steps + state.step
+            done = (state.epoch * self.steps + state.step) / (self.epochs * self.steps)
+            done = max(done, min((now - self.begun) / self.limit, 1))
             self.bar.update(self.task, completed=done, description=where, figures=figures)
         elif now - self.last_line > 30:
             self.last_line = now
             say(self.console, f"{where}  {figures}")
 
-    def epoch(self, row: dict[str, float], best: bool) -> None:
-        """Print a lasting line for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300."""
-        if row["epoch"] % -(-self.epochs // 30) and row["epoch"] != self.epochs:
+    def epoch(self, row: dict[str, float], best: bool, last: bool) -> None:
+        """Print a lasting line for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300, and
+        for the last."""
+        if row["epoch"] % -(-self.epochs // 30) and not last:
             return
         self.last_line = time.monotonic()
         val = ""

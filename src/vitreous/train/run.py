@@ -127,14 +127,20 @@ def fit(
                 engine.from_main(job.probe)
             elif not job.train(on_step, on_epoch):
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-                again = f"vitreous train --resume --out {shlex.quote(str(folder))}"
-                say(console, f"stopped in {where}; go on with: {again}")
-                say(console, "or evaluate it as it is: the same command with --finish instead of --resume")
+                say(console, f"stopped in {where}; go on with: {resumption(folder, recipe, job.given)}")
+                say(console, "or evaluate it as it is: the same with finish instead of resume")
                 return Run(folder)
             results = engine.from_main(partial(outcome.finish, job))
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
             return Run(folder, results)
+
+
+def resumption(folder: Path, recipe: Recipe, given: bool = False) -> str:
+    """How to go on with a run. given: whether its model is the caller's, as data is that the recipe does not name."""
+    if given or recipe.data.source is None:
+        return f"the same call with out={str(folder)!r} and resume=True"
+    return f"vitreous train --resume --out {shlex.quote(str(folder))}"
 
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from vitreous.augment import Augment
 from vitreous.data.images import ImageSet
+from vitreous.data.sources import split_source
 from vitreous.evaluation import record_of
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
@@ -45,10 +46,11 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> str:
         with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
             theirs = record_of(recipe.start.weights)[1]
     ours = recipe.data
-    if theirs is None or theirs.source is None or theirs.source != ours.source:
+    if theirs is None or theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
-    if not changes:
+    other_labels = theirs.source != ours.source  # by which the split is stratified
+    if not changes and not other_labels:
         return ""
     if ours.folds is not None:
         raise ValueError(
@@ -60,7 +62,8 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> str:
     same_way = " ".join(f"data.{name}={'null' if value is None else value}" for name, value in changes.items())
     return (
         f"{recipe.start.weights} learnt from this data, divided otherwise: some validation images are among what it "
-        f"saw, so that their figures will be too good (divide it the same way: {same_way})"
+        "saw, so that their figures will be too good"
+        + ("" if other_labels else f" (divide it the same way: {same_way})")
     )
 
 
@@ -125,6 +128,8 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
     """Raises ValueError for settings that need trained weights if there are none, or that a probe would ignore."""
     if not has_weights:
         needs = {
+            "start.arch": recipe.start.arch is not None,
+            "start.revision": recipe.start.revision is not None,
             "start.probe": recipe.start.probe,
             "start.probe_first": recipe.start.probe_first,
             "optim.freeze": recipe.optim.freeze > 0,

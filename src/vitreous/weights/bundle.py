@@ -139,8 +139,13 @@ def is_shipped(run: Path | str) -> bool:
 
 
 def find_record(run: Path | str) -> Path | None:
-    """The folder with the recipe and training record of a run or a shipped model, if there is one."""
+    """The folder with the recipe and training record of a run, of its `model/`, or of a shipped model, if there is
+    one."""
     folder = SHIPPED / run if is_shipped(run) else path_of(run)
+    if folder.is_file():
+        folder = folder.parent
+    if folder.absolute().name == "model" and not (folder / "recipe.yaml").is_file():
+        folder = folder.absolute().parent
     return folder if (folder / "recipe.yaml").is_file() else None
 
 
