@@ -9,7 +9,18 @@ import yaml
 from tiny import tiny_recipe
 
 from vitreous.model.summary import summarise
-from vitreous.recipe import Recipe, headline, json_schema, keys, read_recipe, recipe_file, recipe_names, settings
+from vitreous.recipe import (
+    Recipe,
+    check_not_idle,
+    headline,
+    json_schema,
+    keys,
+    read_recipe,
+    recipe_file,
+    recipe_names,
+    settings,
+)
+from vitreous.recipe.idle import SWITCHES
 
 
 @pytest.fixture
@@ -363,3 +374,38 @@ def test_a_time_limit_is_a_number_of_seconds_or_has_units(text, seconds):
 def test_another_length_of_time_is_refused(text):
     with pytest.raises(ValueError, match=r"is not a duration|time_limit is"):
         read_recipe("digits", [f"time_limit={text}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "why"),
+    [
+        ("plain", ["optim.muon_patches=true"], "optim.muon_patches does nothing here, as optim.name is adamw"),
+        ("mnist", ["optim.name=adamw"], None),  # whose muon_learning_rate is the recipe's own
+        ("mnist", ["optim.muon_momentum=0.9"], None),
+        (
+            "plain",
+            ["optim.schedule=onecycle", "optim.warmup=0.1"],
+            "warmup does nothing here, as optim.schedule is one",
+        ),
+        ("plain", ["optim.schedule=constant", "optim.warmup=0.1"], None),
+        ("plain", ["optim.schedule=constant", "optim.final_rate=0"], "final_rate does nothing here, as optim.schedule"),
+        ("mnist", ["augment.crop_ratio=[1,1]"], "crop_ratio does nothing here, as augment.crop_scale is null: leave"),
+        (
+            "cifar10-cpu",
+            ["augment.mix_until=0.8"],
+            "mix_until does nothing here, as augment.mixup is 0.0 and augment.cut",
+        ),
+        ("cifar10-cpu", ["augment.mix_until=0.8", "augment.mixup=0.2"], None),
+    ],
+)
+def test_an_override_that_would_do_nothing_is_refused(name, overrides, why):
+    recipe = read_recipe(name, overrides)
+    if why is None:
+        check_not_idle(recipe, overrides)
+    else:
+        with pytest.raises(ValueError, match=why):
+            check_not_idle(recipe, overrides)
+
+
+def test_all_that_can_be_idle_exists():
+    assert {key for switches, _, settings in SWITCHES for key in (*switches, *settings)} <= set(keys())

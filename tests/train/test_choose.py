@@ -17,6 +17,18 @@ def images(count, side=32):
     return ImageSet.from_arrays(np.zeros((count, side, side), np.uint8), np.arange(count) % 2)
 
 
+def test_what_would_do_nothing_is_refused_where_someone_gives_it_and_not_where_it_is_chosen(tmp_path):
+    folder = str(write_images(tmp_path / "photos", 4))
+    with pytest.raises(
+        ValueError, match=r"optim\.muon_momentum does nothing here, as optim\.name is adamw: leave it out"
+    ):
+        choose_recipe(folder, None, ["optim.name=adamw", "optim.muon_momentum=0.9"])
+    large = write_images(tmp_path / "large", 1) / "ant" / "000.png"
+    Image.new("L", (96, 80)).save(large)
+    recipe, _, reason = choose_recipe(str(tmp_path / "large"), None, ["optim.name=adamw"])
+    assert "optim.muon_weight_decay=0.3" in reason and recipe.optim.name == "adamw"
+
+
 @pytest.mark.parametrize(
     ("count", "side", "name", "settings"),
     [

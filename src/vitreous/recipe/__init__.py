@@ -1,5 +1,6 @@
 """A recipe: everything that decides a training run, in one strict model that YAML files and `key=value` fill."""
 
+from vitreous.recipe.idle import check_not_idle
 from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
 from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, nearest, settings
@@ -10,6 +11,7 @@ __all__ = [
     "OptimOptions",
     "Recipe",
     "StartOptions",
+    "check_not_idle",
     "flat",
     "headline",
     "json_schema",

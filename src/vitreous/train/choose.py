@@ -8,7 +8,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_amx, pick_device
 from vitreous.files import path_of
-from vitreous.recipe import Recipe, read_recipe, recipe_names
+from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
@@ -42,7 +42,7 @@ def choose_recipe(
     source: DATA. name: a recipe's name or file. run: the folder of a run to resume; its own recipe is used unless
     another is given, and DATA says where its images are now. Without a name, the recipe is finetune if there are
     weights to start from, else the one named after DATA (without a CUDA GPU, DATA-amx or DATA-cpu if it exists), else
-    one for the size of the images.
+    one for the size of the images. Raises ValueError for an override that would do nothing.
     """
     if run is not None and not (source or name):
         return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
@@ -50,7 +50,7 @@ def choose_recipe(
         name = str(run / "recipe.yaml")
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
-    data, reason = None, ""
+    data, reason, own = None, "", overrides
     if name is None and any(setting.startswith("start.weights=") for setting in overrides):
         data, name = load(source), "finetune"
         settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
@@ -67,6 +67,7 @@ def choose_recipe(
         reason = f"recipe {name}, chosen for {len(data.train):,} training images: {' '.join(settings)}"
         overrides = [*settings, *overrides]
     recipe = read_recipe(name, overrides)
+    check_not_idle(recipe, own)
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")

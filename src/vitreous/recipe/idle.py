@@ -1,0 +1,31 @@
+"""Settings that would do nothing, as what they belong to is off."""
+
+from collections.abc import Sequence
+
+from vitreous.recipe.schema import Recipe
+
+# switches, the values at which all of them are off, and the settings that do nothing then
+SWITCHES = (
+    (
+        ("optim.name",),
+        ("adamw",),
+        tuple(f"optim.muon_{name}" for name in ("learning_rate", "weight_decay", "momentum", "split_qkv", "patches")),
+    ),
+    (("optim.schedule",), ("onecycle",), ("optim.warmup",)),
+    (("optim.schedule",), ("onecycle", "constant"), ("optim.final_rate",)),
+    (("augment.crop_scale",), (None,), ("augment.crop_ratio",)),
+    (("augment.randaugment_ops",), (0,), ("augment.randaugment_magnitude", "augment.randaugment_sd")),
+    (("augment.shrink",), (1.0,), ("augment.shrink_until",)),
+    (("augment.mixup", "augment.cutmix"), (0.0,), ("augment.mix_probability", "augment.mix_until")),
+)
+
+
+def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Raises ValueError if one of the overrides, `section.key=value`, does nothing in the recipe that they made."""
+    given, values = {text.partition("=")[0] for text in overrides}, recipe.model_dump()
+    for switches, off, settings in SWITCHES:
+        stand = {key: values[key.partition(".")[0]][key.partition(".")[2]] for key in switches}
+        idle = [key for key in settings if key in given]
+        if idle and all(value in off for value in stand.values()):
+            why = " and ".join(f"{key} is {'null' if value is None else value}" for key, value in stand.items())
+            raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out")
