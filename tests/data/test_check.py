@@ -48,6 +48,7 @@ def test_an_epoch_chosen_by_few_images_is_told(count, told):
     made = balanced(images[:40], val=(images[40:], np.arange(count) % 2))
     sentence = f"what is kept is chosen by {count} validation images, which is largely chance: hold out more or "
     assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
+    assert check(made, made.train, made.val, val_chooses=False) == []
 
 
 def test_imbalance_and_rare_classes_are_named():

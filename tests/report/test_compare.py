@@ -224,6 +224,11 @@ def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
     assert "Over seeds" not in page.read_text() and len(render([x, x])) == 1
 
 
+def test_a_run_in_the_home_folder_is_compared(runs, monkeypatch):
+    monkeypatch.setenv("HOME", str(runs))
+    assert read_run("~/a").results == read_run(runs / "a").results
+
+
 def test_a_p_value_comes_with_what_it_is_about(vitreous, runs, tmp_path):
     sentence = "p is about these trained models on these images: another seed is another model."
     several = f"{sentence} These 2 are not corrected for multiple comparisons."

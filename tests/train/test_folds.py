@@ -191,6 +191,19 @@ def test_other_labels_of_the_same_images_hold_out_others(tmp_path, caplog):
     assert "some validation images are among what it saw, so that their figures will be too good\n" in caplog.text
 
 
+def test_the_same_labels_by_name_hold_out_the_same(tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 8)
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.glob("*/*"))]
+    table = folder / "photos.csv"
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    fit(tiny_recipe(epochs=1, data={"source": str(table), "val_fraction": 0.25}), out=tmp_path / "run", **quiet())
+    caplog.clear()
+    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}}
+    fields |= {"data": {"source": f"{table}:label", "val_fraction": 0.25}, "start": {"weights": str(tmp_path / "run")}}
+    fit(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
+    assert "some validation images" not in caplog.text
+
+
 def test_a_class_smaller_than_the_folds_is_named():
     pixels, labels = stripes(11)
     with pytest.raises(ValueError, match="class '2' has 3 training images, fewer than 4 folds: use fewer folds"):
@@ -304,8 +317,10 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
         whole = Job.train
         patch.setattr(Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
-    way = f"go on with this and the other folds with: the same call with out='{out}' and resume=True\n"
-    assert stopped.results is None and way in text.getvalue()
+    ways = [f"vt.{call}(vt.read_recipe('{folder}/recipe.yaml'), data, out='{folder}', {how}=True)\n"
+            for call, folder, how in (("fit", out / "fold-2", "resume"), ("fit", out / "fold-2", "finish"),
+                                      ("fit_folds", out, "resume"))]  # fmt: skip
+    assert stopped.results is None and all(way in text.getvalue() for way in ways)
     assert sorted(path.name for path in out.iterdir()) == ["fold-1", "fold-2", "recipe.yaml"]
     before = (out / "fold-1" / "results.json").stat().st_mtime_ns
     done = fit_folds(read_recipe(str(out / "recipe.yaml")), tiny_set(), out=out, resume=True, **quiet())

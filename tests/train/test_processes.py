@@ -266,7 +266,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone, before,
     alone(recipe, data, tmp_path / "whole")
     stopped = train(before, recipe, data, out=out, on_step=Interrupt(before - 1, 13, signal.SIGTERM))
     assert [outcome.results for outcome in stopped] == [None] * before
-    assert "stopped in epoch 2, after 3 of its 10 steps; go on with: the same call with out=" in stopped[0].printed
+    assert "stopped in epoch 2, after 3 of its 10 steps; go on with: vt.fit(vt.read_recipe(" in stopped[0].printed
     state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["state"]
     assert (state["epoch"], state["step"], state["images"]) == (1, 3, 384)
     assert [outcome.results["epochs"] for outcome in train(after, recipe, data, out=out, resume=True)] == [2] * after

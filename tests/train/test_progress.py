@@ -35,13 +35,13 @@ def test_what_a_pass_had_seen_before_is_not_counted_as_speed(monkeypatch):
 
 
 def test_the_bar_is_full_when_the_time_is_up(monkeypatch):
-    clock = iter([100, 110, 130])
+    clock = iter([100, 110, 130, 170])
     console = Console(file=io.StringIO(), force_terminal=True)
     display = progress.Display(console, Recipe(epochs=2, time_limit="1m"), 500, torch.device("cpu"), State())
     display.task = display.bar.add_task("", total=1, figures="")
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     display.begun = next(clock)
-    for step, share in ((320, 0.32), (330, 0.5)):
+    for step, share in ((320, 0.32), (330, 0.5), (340, 1)):
         display.step(State(step=step), loss=1.0, top1=0.5)
         assert display.bar.tasks[0].completed == share
 

@@ -890,8 +890,14 @@ def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path, given):
     model = tiny_vit() if given == "model" else None
     run = fit(tiny_recipe(data=data), tiny_set() if given == "data" else None, model=model, out=out, **options)
     assert run.results is None
-    way = f"the same call with out='{out}' and resume=True" if given else f"vitreous train --resume --out '{out}'"
-    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: {way}\n" in text.getvalue()
+    call = (
+        f"vt.fit(vt.read_recipe('{out}/recipe.yaml'), data, {'model=model, ' if given == 'model' else ''}out='{out}', "
+    )
+    again, judged = (
+        f"{call}{how}=True)" if given else f"vitreous train --{how} --out '{out}'" for how in ("resume", "finish")
+    )
+    assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: {again}\n" in text.getvalue()
+    assert f"or evaluate it as it is: {judged}\n" in text.getvalue()
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -235,6 +236,18 @@ def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatc
     assert find_bundle("stripes") == tmp_path / "shipped" / "stripes"
     with pytest.raises(ValueError, match=r"^no model 'strips' here: give a run folder, .*, or one of stripes$"):
         find_bundle("strips")
+
+
+def test_the_record_of_a_run_is_found_from_its_model_and_anothers_is_not(saved, tmp_path, monkeypatch):
+    run = tmp_path / "home" / "run"
+    shutil.copytree(saved, run / "model")
+    asked = (run / "model", run / "model" / "model.safetensors")
+    (run / "recipe.yaml").write_text("trainer: {}")  # of another program, whose model stands beside it
+    assert [find_record(place) for place in (run, *asked)] == [run, None, None]
+    (run / "data.json").write_text("{}")
+    assert [find_record(place) for place in (run, *asked)] == [run] * 3
+    monkeypatch.chdir(run / "model")
+    assert find_record(".") == find_record("model.safetensors") == run
 
 
 def test_a_run_that_has_no_model_yet_is_named(tmp_path):

@@ -12,7 +12,8 @@ log = logging.getLogger("vitreous")
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".avif", ".jp2"}
-UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raw", ".svg"}  # pictures, but not for Pillow
+UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
+UNREAD |= {".raw", ".svg"}  # pictures, but not for Pillow
 UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
 
 

@@ -16,6 +16,7 @@ SWITCHES = (
     (("augment.crop_scale",), (None,), ("augment.crop_ratio",)),
     (("augment.randaugment_ops",), (0,), ("augment.randaugment_magnitude", "augment.randaugment_sd")),
     (("augment.shrink",), (1.0,), ("augment.shrink_until",)),
+    (("start.probe",), (True,), ("optim.batch_size",)),  # its features are computed in batches for the model
     (("augment.mixup", "augment.cutmix"), (0.0,), ("augment.mix_probability", "augment.mix_until")),
 )
 
@@ -28,4 +29,4 @@ def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
         idle = [key for key in settings if key in given]
         if idle and all(value in off for value in stand.values()):
             why = " and ".join(f"{key} is {'null' if value is None else value}" for key, value in stand.items())
-            raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out")
+            raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out, or change that")

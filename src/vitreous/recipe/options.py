@@ -71,8 +71,8 @@ class DataOptions(Section):
     source: str | None = None
     """What `vitreous train` is given as DATA: a name, a file or a folder."""
     val_fraction: Fraction = 0.1
-    """Share of the training images held out for validation, stratified, with one image of each class at least; ignored
-    where the data has a validation split of its own. 0: train on everything and keep the last step."""
+    """Share of the training images held out for validation, stratified, with an image at least of each class that has
+    two; ignored where the data has a validation split of its own. 0: train on everything and keep the last step."""
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the validation split, separate from `seed` so that runs with other seeds are judged on the same images.
     Cross-validation uses `seed`, unless this is given."""

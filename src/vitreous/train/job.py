@@ -58,7 +58,7 @@ class Job:
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
-        if engine.device.type == "cuda":
+        if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
             torch.cuda.reset_peak_memory_stats(engine.device)
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
         if recipe.optim.batch_size % engine.processes:
@@ -185,8 +185,9 @@ class Job:
                 times.append(time.monotonic())
 
             self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > 8), whole)
-        first, *others = np.diff(times)  # the first one warms up; epochs of few steps have validations in between
-        step = float(np.mean(others or first))
+        first, *others = np.diff(times)  # the first one warms up
+        typical = np.median if self.steps > 8 else np.mean  # between the steps of short epochs there are validations
+        step = float(typical(others or first))
         say(self.console, self.recipe.dump())
         brief = {key: value for key, value in self.summary.items() if key not in ("per_class", "listed", "hash")}
         say(self.console, json.dumps(brief))
@@ -198,7 +199,8 @@ class Job:
         time_needed = f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
         counts = {"epoch": epochs, "step": self.steps}
         epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
-        say(self.console, f"about {time_needed} for {epochs} of {steps}{shown}")
+        after = ", after the head is fitted" if self.recipe.start.probe_first else ""
+        say(self.console, f"about {time_needed} for {epochs} of {steps}{after}{shown}")
 
     def train(
         self,
@@ -269,7 +271,7 @@ class Job:
         begun = time.monotonic()
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
-        seconds = time.monotonic() - begun
+        (seconds,) = self.engine.max(time.monotonic() - begun)
         self.state.total_seconds += seconds  # of a time limit, too
         say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 

@@ -46,7 +46,8 @@ class State:
     train_seconds: float = 0.0
     """Time in training steps over the whole run."""
     total_seconds: float = 0.0
-    """Time of all epochs: training steps, validation, checkpoints and hooks."""
+    """Time of fitting the head first, where that is done, and of all epochs: training steps, validation, checkpoints
+    and hooks."""
     compile_seconds: float = 0.0
     """Part of `train_seconds`: the first step at each image size after each start, if the model was compiled in it."""
     val_seconds: float = 0.0

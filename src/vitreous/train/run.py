@@ -127,8 +127,9 @@ def fit(
                 engine.from_main(job.probe)
             elif not job.train(on_step, on_epoch):
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-                say(console, f"stopped in {where}; go on with: {resumption(folder, recipe, job.given)}")
-                say(console, "or evaluate it as it is: the same with finish instead of resume")
+                again, judged = (resumption(folder, recipe, how, job.given) for how in ("resume", "finish"))
+                say(console, f"stopped in {where}; go on with: {again}")
+                say(console, f"or evaluate it as it is: {judged}")
                 return Run(folder)
             results = engine.from_main(partial(outcome.finish, job))
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
@@ -136,11 +137,13 @@ def fit(
             return Run(folder, results)
 
 
-def resumption(folder: Path, recipe: Recipe, given: bool = False) -> str:
-    """How to go on with a run. given: whether its model is the caller's, as data is that the recipe does not name."""
+def resumption(folder: Path, recipe: Recipe, how: str = "resume", given: bool = False, call: str = "fit") -> str:
+    """The command that goes on with a run, or the call if its data or, as `given` says, its model is the caller's."""
     if given or recipe.data.source is None:
-        return f"the same call with out={str(folder)!r} and resume=True"
-    return f"vitreous train --resume --out {shlex.quote(str(folder))}"
+        more = "model=model, " if given else ""
+        own = f"vt.read_recipe({str(folder / 'recipe.yaml')!r})"
+        return f"vt.{call}({own}, data, {more}out={str(folder)!r}, {how}=True)"
+    return f"vitreous train --{how} --out {shlex.quote(str(folder))}"
 
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from vitreous.augment import Augment
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import split_source
 from vitreous.evaluation import record_of
+from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
@@ -41,21 +42,20 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> str:
 
     So it is if the weights come from a run that divided the same data differently. Raises ValueError for folds then.
     """
-    theirs = None
+    folder, theirs, ours = None, None, recipe.data
     if recipe.start.weights is not None:
         with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
-            theirs = record_of(recipe.start.weights)[1]
-    ours = recipe.data
-    if theirs is None or theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
+            folder, theirs = record_of(recipe.start.weights)
+    if folder is None or theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
-    other_labels = theirs.source != ours.source  # by which the split is stratified
+    other_labels = read_json(folder / "data.json")["classes"] != list(data.class_names)  # the split is stratified
     if not changes and not other_labels:
         return ""
     if ours.folds is not None:
         raise ValueError(
-            f"{recipe.start.weights} learnt from {ours.source}, of which folds are to be held out: start from weights "
-            "that never saw them"
+            f"{recipe.start.weights} learnt from {theirs.source}, of which folds are to be held out: start from "
+            "weights that never saw them"
         )
     if data.val is not None or not ours.val_fraction:
         return ""

@@ -142,11 +142,13 @@ def find_record(run: Path | str) -> Path | None:
     """The folder with the recipe and training record of a run, of its `model/`, or of a shipped model, if there is
     one."""
     folder = SHIPPED / run if is_shipped(run) else path_of(run)
-    if folder.is_file():
-        folder = folder.parent
-    if folder.absolute().name == "model" and not (folder / "recipe.yaml").is_file():
-        folder = folder.absolute().parent
-    return folder if (folder / "recipe.yaml").is_file() else None
+    if (folder / "recipe.yaml").is_file():
+        return folder
+    place = folder.absolute().parent if folder.is_file() else folder.absolute()
+    for home in (place, place.parent) if place.name == "model" else (place,):
+        if (home / "recipe.yaml").is_file() and (home / "data.json").is_file():  # else another program's, maybe
+            return home
+    return None
 
 
 def not_finite(weights: dict[str, Tensor]) -> str | None:
