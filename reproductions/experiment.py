@@ -25,7 +25,7 @@ from vitreous.metrics import classification_metrics, watched
 from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import OptimOptions
+from vitreous.recipe import OptimOptions, Recipe
 from vitreous.train.loop import State
 from vitreous.train.optim import rate_factor, set_rates
 from vitreous.train.order import epoch_order
@@ -130,8 +130,9 @@ def run(
     state, kept, best = State(), None, -1.0
     steps = -(-len(splits["train"]) // experiment.batch_size)
     begins = {epochs * sitting // setup.sittings for sitting in range(setup.sittings)}
-    with Display(console or Console(), epochs, steps, where) as display:
-        while state.epoch < epochs and not _rose(state.history, setup.rises):
+    over = False
+    with Display(console or Console(), Recipe(epochs=epochs), steps, where, state) as display:
+        while not over:
             if state.epoch in begins:
                 if kept is not None:
                     model.load_state_dict(kept)
@@ -146,7 +147,8 @@ def run(
                     kept = copy.deepcopy(model.state_dict())
             state.history.append(row)
             state.epoch, state.step, state.images = state.epoch + 1, 0, 0
-            display.epoch(row, best=state.best_epoch == state.epoch)
+            over = state.epoch == epochs or _rose(state.history, setup.rises)
+            display.epoch(row, best=state.best_epoch == state.epoch, last=over)
     if kept is not None:
         model.load_state_dict(kept)
 
