@@ -38,8 +38,8 @@ def test_what_would_do_nothing_is_refused_where_someone_gives_it_and_not_where_i
         (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2", "augment.shift=1"]),
         (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2", "augment.shift=0"]),
         (10, 64, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=4"]),
-        (10, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3"]),
-        (999, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3"]),
+        (10, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3", "best_by=loss"]),
+        (999, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3", "best_by=loss"]),
         (1_000, 65, "photos", ["epochs=300"]),
     ],
 )
@@ -118,9 +118,14 @@ def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, mo
 def test_a_folder_of_images_of_many_sizes_gets_the_recipe_for_photos(photos):
     Image.new("L", (20, 10)).save(photos / "ant" / "x.png")
     recipe, data, reason = choose_recipe(str(photos), None, [])
-    assert reason == "recipe photos, chosen for 31 training images: epochs=300 optim.muon_weight_decay=0.3"
+    settings = "epochs=300 optim.muon_weight_decay=0.3"
+    assert reason == f"recipe photos, chosen for 31 training images: {settings} best_by=loss"
     assert data.train.images.shape is None and recipe.optim == read_recipe("pizza").optim
-    assert fit_to_data(recipe, data).model.image_size == read_recipe("photos").model.image_size
+    assert recipe.best_by == "loss"
+    fitted = fit_to_data(recipe, data.divided(recipe.data))
+    assert fitted.model.image_size == read_recipe("photos").model.image_size
+    recipe, data, reason = choose_recipe(str(photos), None, ["data.val_fraction=0"])  # no validation loss to choose by
+    assert reason.endswith(settings) and fit_to_data(recipe, data).best_by == "top1"
 
 
 def test_what_is_asked_for_wins_over_what_is_chosen(photos):

@@ -13,6 +13,7 @@ from vitreous.weights.bundle import is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
+CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs apart by top-1
 FOLDER_PASSES = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
 TUNING_PASSES = 1_000  # the same for fine-tuning, within 3 to 30 epochs
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
@@ -64,6 +65,8 @@ def choose_recipe(
     if name is None:
         data = load(source)
         name, settings = recipe_for(data)
+        if data.val is None and not read_recipe(name, overrides).data.val_fraction:
+            settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
         reason = f"recipe {name}, chosen for {len(data.train):,} training images: {' '.join(settings)}"
         overrides = [*settings, *overrides]
     recipe = read_recipe(name, overrides)
@@ -93,7 +96,7 @@ def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     epochs = min(max(round(FOLDER_PASSES / len(data.train)), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
         few = len(data.train) < FEW
-        return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3"] if few else [])]
+        return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
     patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
 
