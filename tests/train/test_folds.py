@@ -178,30 +178,21 @@ def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes
         assert told == (log.exists() and "some validation images are among what it saw" in log.read_text())
 
 
-def test_other_labels_of_the_same_images_hold_out_others(tmp_path, caplog):
+@pytest.mark.parametrize(("column", "told"), [("label", False), ("other", True)])
+def test_other_labels_of_the_same_images_hold_out_others(tmp_path, caplog, column, told):
     folder = write_images(tmp_path / "photos", 8)
-    rows = [f"{path.relative_to(folder)},{path.parent.name},{'ab'[i % 2]}" for i, path in enumerate(folder.glob("*/*"))]
+    files = sorted(folder.glob("*/*"))
+    rows = [f"{file.relative_to(folder)},{file.parent.name},{'ab'[i % 2]}" for i, file in enumerate(files)]
     table = folder / "photos.csv"
     table.write_text("\n".join(["file,label,other", *rows]) + "\n")
     fit(tiny_recipe(epochs=1, data={"source": str(table), "val_fraction": 0.25}), out=tmp_path / "run", **quiet())
     caplog.clear()
     fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}}
-    fields |= {"data": {"source": f"{table}:other", "val_fraction": 0.25}, "start": {"weights": str(tmp_path / "run")}}
-    fit(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
-    assert "some validation images are among what it saw, so that their figures will be too good\n" in caplog.text
-
-
-def test_the_same_labels_by_name_hold_out_the_same(tmp_path, caplog):
-    folder = write_images(tmp_path / "photos", 8)
-    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in sorted(folder.glob("*/*"))]
-    table = folder / "photos.csv"
-    table.write_text("\n".join(["file,label", *rows]) + "\n")
-    fit(tiny_recipe(epochs=1, data={"source": str(table), "val_fraction": 0.25}), out=tmp_path / "run", **quiet())
-    caplog.clear()
-    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}}
-    fields |= {"data": {"source": f"{table}:label", "val_fraction": 0.25}, "start": {"weights": str(tmp_path / "run")}}
-    fit(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
-    assert "some validation images" not in caplog.text
+    data = {"source": f"{table}:{column}", "val_fraction": 0.25}
+    recipe = make_recipe(fields | {"data": data, "start": {"weights": str(tmp_path / "run")}}, "test")
+    fit(recipe, out=tmp_path / "more", **quiet())
+    sentence = "some validation images are among what it saw, so that their figures will be too good\n"
+    assert (sentence in caplog.text) is told
 
 
 def test_a_class_smaller_than_the_folds_is_named():
