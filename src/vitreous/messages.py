@@ -36,9 +36,9 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
     return f"{key} is {fault.get('input')!r}: {message[0].lower()}{message[1:]}"
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A question that suggests the closest name, or "" if none is close."""
-    near = difflib.get_close_matches(name, list(names), n=1)
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """A question that suggests the closest name, or "" if none is as alike as `cutoff`, of 1."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'? " if near else ""
 
 

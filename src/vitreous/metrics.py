@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15  # of confidence, as in Guo et al. 2017
+DRAWS = 200  # of answers that are right by chance
 Z95 = 1.959964  # 95% of a normal distribution is within so many standard deviations
 TEMPERATURES = (0.05, 20.0)  # the range searched
 
@@ -168,9 +169,11 @@ def sign_flip_p(totals: np.ndarray) -> float:
     For values of 1 and -1 this is McNemar's exact test (1947).
     """
     sizes = np.abs(totals[totals != 0])
-    chance = np.ones(1)  # of each sum, in steps of 2 from the smallest
+    chance = np.zeros(sizes.sum() + 1)  # of each sum, in steps of 2 from the smallest
+    chance[0] = 1
     for size in sizes:
-        chance = (np.pad(chance, (0, size)) + np.pad(chance, (size, 0))) / 2
+        chance[size:] += chance[:-size].copy()
+        chance /= 2
     sums = 2 * np.arange(len(chance)) - sizes.sum()
     return min(float(chance[np.abs(sums) >= abs(totals.sum())].sum()), 1.0)
 
@@ -214,17 +217,17 @@ def calibration_error(bins: Reliability) -> float:
     return float((bins.count * np.abs(bins.confidence - bins.accuracy)).sum() / bins.count.sum())
 
 
-def chance_error(logits: Tensor, bins: int = BINS, draws: int = 200) -> tuple[float, float]:
+def chance_error(logits: Tensor) -> tuple[float, float]:
     """The calibration error that a perfectly calibrated model with the same confidences shows by chance.
 
-    logits (N, K). Returns the mean and the 95th percentile over `draws`, in each of which an answer is right with its
+    logits (N, K). Returns the mean and the 95th percentile over draws, in each of which an answer is right with its
     confidence as probability (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images
     it is above 0 by chance.
     """
     confidence = logits.double().softmax(dim=1).amax(dim=1)
-    rows, generator = _bin_of(confidence, bins), torch.Generator().manual_seed(0)
-    errors = torch.zeros(draws, dtype=torch.float64)
-    for i in range(draws):
+    rows, generator = _bin_of(confidence, BINS), torch.Generator().manual_seed(0)
+    errors = torch.zeros(DRAWS, dtype=torch.float64)
+    for i in range(DRAWS):
         surprise = confidence - torch.bernoulli(confidence, generator=generator)
         errors[i] = torch.bincount(rows, weights=surprise).abs().sum() / len(confidence)
     return errors.mean().item(), errors.quantile(0.95).item()

@@ -240,6 +240,14 @@ def test_files_tell_size_and_channels_from_their_headers(tmp_path):
     assert mixed.shape is None and mixed.channels == 3
 
 
+def test_a_view_tells_its_own_shape_whoever_was_asked_before(tmp_path):
+    to_image(pixels(1, 3, 8)[0]).save(tmp_path / "a.png")
+    to_image(pixels(1, 1, 12)[0]).save(tmp_path / "b.png")
+    images = FileImages([tmp_path / "a.png", tmp_path / "b.png"])
+    assert images.shape is None and images.channels == 3
+    assert images.original(1).shape == (1, 12, 12) and images.original(1).channels == 1
+
+
 def test_a_file_key_changes_with_the_files(tmp_path):
     write_folder(tmp_path, {"a": 2, "b": 2})
     images = load(tmp_path).train.images

@@ -435,6 +435,16 @@ def test_idx_files_are_read_packed_or_not(tmp_path, zipped):
     assert made.train.labels.tolist() == labels.tolist() and len(made.test) == 10
 
 
+@pytest.mark.parametrize("name", ["{0}-idx{1}/{0}-idx{1}", "{0}.idx{1}"])
+def test_idx_files_are_found_as_archives_unpack_them(tmp_path, name):
+    images, _ = write_idx(tmp_path, False)
+    for file in list(tmp_path.iterdir()):
+        unpacked = tmp_path / "mnist" / name.format(*file.name.split("-idx"))
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(unpacked)
+    np.testing.assert_array_equal(load(tmp_path / "mnist").train.images.array[:, 0], images)
+
+
 def test_damaged_or_missing_idx_files_are_named(tmp_path):
     write_idx(tmp_path, True)
     file = tmp_path / "train-images-idx3-ubyte.gz"

@@ -110,7 +110,8 @@ def settings(
     import json
     import textwrap
 
-    from vitreous.recipe import json_schema, keys, nearest
+    from vitreous.messages import did_you_mean
+    from vitreous.recipe import json_schema, keys
     from vitreous.recipe import settings as all_settings
 
     if schema:
@@ -120,8 +121,9 @@ def settings(
         return
     found = [setting for setting in all_settings() if part in setting.key]
     if not found:
-        near = nearest(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
-        raise ValueError(f"no setting has '{part}' in its name{near or ': `vitreous settings` lists all of them'}")
+        near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
+        way_out = f"; {near.strip()}" if near else ": `vitreous settings` lists all of them"
+        raise ValueError(f"no setting has '{part}' in its name{way_out}")
     for setting in found:
         words = f"   ({', '.join(setting.choices)})" if setting.choices else ""
         print(f"{setting.key}={setting.default}{words}")

@@ -21,15 +21,24 @@ def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
 
 
 def _idx(folder: Path):
-    """train-images-idx3-ubyte and the three other files, gzipped or not. Source: yann.lecun.com/exdb/mnist."""
-    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    files = [file for name in names for file in sorted(folder.glob(f"{name}-ubyte*"))[:1]]
+    """train-images-idx3-ubyte and the three other files, gzipped or not. Source: yann.lecun.com/exdb/mnist.
+
+    As archives unpack them, too: with a dot before idx, or each in a folder of its own name.
+    """
+    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    files = [file for name in names for file in _idx_files(folder, name)[:1]]
     if not files:
         return None
     if len(files) < 4:
-        raise ValueError(f"{folder} holds {len(files)} of the files {', '.join(names)}-ubyte: add the others")
+        raise ValueError(f"{folder} holds {len(files)} of the files {', '.join(names)}: add the others")
     images, labels, test_images, test_labels = map(_read_idx, files)
     return (images, labels), (test_images, test_labels), None
+
+
+def _idx_files(folder: Path, name: str) -> list[Path]:
+    pattern = name.replace("-idx", "[-.]idx") + "*"
+    found = sorted(folder.glob(pattern)) + sorted(folder.glob(f"{name}/{pattern}"))
+    return [file for file in found if file.is_file()]
 
 
 def _read_idx(file: Path) -> np.ndarray:

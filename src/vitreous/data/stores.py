@@ -73,7 +73,8 @@ class Images(ABC):
     def _view(self, rows: np.ndarray) -> "Images":
         """Other rows of the same storage; unlike a copy or a pickle, it shares everything that is open."""
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, rows=rows)
+        measured = ("shape", "channels", "_sampled_shapes")  # of the rows here, not of others
+        view.__dict__.update({name: value for name, value in self.__dict__.items() if name not in measured}, rows=rows)
         return view
 
     def describe(self, row: int) -> str:

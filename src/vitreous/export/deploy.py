@@ -69,10 +69,9 @@ def export_run(
         figures = compare(PixelModel(bundle), after, inputs)
         if fault := faults(figures, tolerance, rounded=rounded):
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
-        receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance} | figures
-        receipt |= {"threads": torch.get_num_threads()}
         packages = ("vitreous", "torch", "pillow", *NEEDED.get(form, ()))
-        receipt |= {"packages": {name: installed(name) for name in packages}}
+        receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance, **figures}
+        receipt |= {"threads": torch.get_num_threads(), "packages": {name: installed(name) for name in packages}}
         write_json(part / RECEIPT, receipt)
         if form in GRAPHS:
             write_example(part, bundle, after, inputs)

@@ -21,12 +21,12 @@ def explanation(
     patch_size: tuple[int, int],
     top: Sequence[tuple[str, float]],
     target: tuple[str, float],
-    against: str | None = None,
-    of_class: bool = True,
+    against: str | None,
+    of_class: bool,
     maps: Mapping[str, np.ndarray],
     heads: Mapping[int, np.ndarray],
     layer: int,
-    curves: Mapping[str, Sequence[np.ndarray]] | None = None,
+    curves: Mapping[str, Sequence[np.ndarray]] | None,
     path: Path,
 ) -> None:
     """What a prediction rests on. image: (C, H, W) in 0..1; top: classes with probabilities; target: the class

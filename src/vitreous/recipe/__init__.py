@@ -3,7 +3,7 @@
 from vitreous.recipe.idle import check_not_idle
 from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, nearest, settings
+from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, settings
 
 __all__ = [
     "RECIPES",
@@ -17,7 +17,6 @@ __all__ = [
     "json_schema",
     "keys",
     "make_recipe",
-    "nearest",
     "read_recipe",
     "recipe_file",
     "recipe_names",

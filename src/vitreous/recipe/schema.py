@@ -1,6 +1,5 @@
 """`Recipe`: all options in one strict model, and what is wrong with values that are none of them."""
 
-import difflib
 import json
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -17,7 +16,7 @@ from pydantic import (
 )
 
 from vitreous.augment import Augment
-from vitreous.messages import one_line
+from vitreous.messages import did_you_mean, one_line
 from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
@@ -208,9 +207,5 @@ def nearest_key(key: str) -> str:
     for namesake in known:
         if namesake.rpartition(".")[2] == name:
             return f"; did you mean '{namesake}'?"
-    return nearest(name, siblings) or nearest(key, known, 0.8) or f"; known keys: {', '.join(siblings)}"
-
-
-def nearest(name: str, names: list[str], cutoff: float = 0.6) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    near = did_you_mean(name, siblings) or did_you_mean(key, known, cutoff=0.8)
+    return f"; {near.strip() or 'known keys: ' + ', '.join(siblings)}"

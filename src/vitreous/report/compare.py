@@ -272,7 +272,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
         if rows:
             charts += interval_chart(f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals", rows)
     rows = figures(runs)
-    note = f'<p class="note">{about_p(rows)}</p>' if about_p(rows) else ""
+    note = f'<p class="note">{about}</p>' if (about := about_p(rows)) else ""
     recipes, by_recipe = over_seeds(runs)
     seeds = [Section("seeds", "Over seeds", _table(by_recipe, recipes, "Over seeds"))] if recipes else []
     sections = [

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import patch_environment
 from torch import Tensor, distributed, nn
 
 from vitreous.device import pick_device
@@ -41,7 +42,7 @@ class Engine:
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of a process's first run
             AcceleratorState._reset_state(reset_partial_state=True)
             where = pick_device(device)
-            with _environment("ACCELERATE_TORCH_DEVICE", str(where)):
+            with patch_environment(ACCELERATE_TORCH_DEVICE=where):
                 self._accelerator = Accelerator(cpu=where.type == "cpu", **options)
         else:
             self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
@@ -179,16 +180,3 @@ def shared_device(name: str) -> str:
             f"{processes} processes for {torch.cuda.device_count()} GPUs: start one for each, or use --device cpu"
         )
     return "cuda" if device == "cuda" else "cpu"
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -92,7 +92,7 @@ class Job:
         self.kept: ViT | None = None  # weights that the next `save` writes as the run's model
 
     def _load_images(self) -> None:
-        """Decode the training and validation images and place them. Test images are not touched before the end."""
+        """Decode the training and validation images and place them. Of the test images nothing is used."""
         data, recipe = self.data, self.recipe
         make = partial(
             Batches,

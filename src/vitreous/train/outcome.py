@@ -25,7 +25,7 @@ MISTAKES = 32  # shown
 
 
 def finish(job: Job) -> dict[str, Any]:
-    """Evaluate the kept model on validation and test images, reading the test images for the first time.
+    """Evaluate the kept model on validation and test images; of the test images nothing was used before.
 
     Only for the main process, which has written the model. Returns the content of `results.json`.
     """

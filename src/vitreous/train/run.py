@@ -113,7 +113,7 @@ def fit(
             job.restore()
         if finish:
             job.check_begun()
-        if not resumed and recipe.start.probe_first and start is not None and start.facts["new_head"]:
+        if not resumed and recipe.start.probe_first and start.facts["new_head"]:
             job.probe_first()
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
