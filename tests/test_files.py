@@ -51,7 +51,7 @@ def safetensors_way(part):
     ("write", "reason"),
     [
         (full, "No space left on device"),
-        (torchs_way, r"\[enforce fail at .*"),
+        (torchs_way, r"\[enforce fail at .* \(is the disk full\?\)"),
         (safetensors_way, r"No space left on device \(os error 28\)"),
     ],
 )

@@ -53,7 +53,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in TORCH_WRITES):
             raise
         reason = first_line(error).removeprefix("Error while serializing: I/O error: ")
-        raise OSError(f"cannot write {path}: {reason}") from error
+        doubt = " (is the disk full?)" if isinstance(error, RuntimeError) else ""  # torch does not say
+        raise OSError(f"cannot write {path}: {reason}{doubt}") from error
     finally:
         part.unlink(missing_ok=True)
     folder = os.open(target.parent, os.O_RDONLY)

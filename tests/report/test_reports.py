@@ -437,6 +437,6 @@ def test_a_split_of_one_image_is_enough(tmp_path):
 def test_a_report_is_written_again_from_the_folder_alone(trained, tmp_path):
     before = (trained.folder / "report.html").read_text()
     samples = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    train_report(trained.folder, trained.bundle, {}, samples)
+    train_report(trained.folder, trained.bundle, {}, trained.results, samples)
     assert "nothing was judged" in (trained.folder / "report.html").read_text()
     (trained.folder / "report.html").write_text(before)

@@ -113,6 +113,8 @@ def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, mo
     assert (recipe.epochs, recipe.model.patch_size, recipe.augment.shift) == (300, (2, 2), 1)
     assert recipe.optim.batch_size == 16
     assert recipe.optim.name == read_recipe("small-images").optim.name
+    _, _, reason = choose_recipe("photos", None, ["epochs=2"])
+    assert reason.endswith("training images: model.patch_size=2 augment.shift=1")  # without what is not so
 
 
 def test_a_folder_of_images_of_many_sizes_gets_the_recipe_for_photos(photos):

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import errno
 import importlib.metadata
 import io
 import itertools
@@ -53,6 +54,7 @@ from vitreous.train import loop, outcome, signals
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, check_claim, claimed
 from vitreous.train.order import epoch_order, epoch_rows
+from vitreous.train.progress import show_log
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
@@ -916,9 +918,62 @@ def test_an_interrupted_run_may_be_ended_where_it_stands(trained, val_fraction):
         trained(recipe, tiny_set(), resume=True)
 
 
+def test_a_run_stopped_while_it_draws_is_drawn_when_it_goes_on(trained, pictures, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(outcome, "_draw", stop)
+        trained(tiny_recipe(epochs=1), tiny_set())
+    weights = weights_of(tmp_path / "run")
+    run = trained(tiny_recipe(epochs=1), tiny_set(), resume=True, on_step=pytest.fail)
+    assert (run.folder / "report.html").exists() and (run.folder / "plots" / "learning_curves.png").exists()
+    assert run.results["epochs"] == 1 and equal(weights_of(run.folder), weights)
+
+
+def test_a_missing_test_image_is_told_before_training_and_a_broken_one_loses_nothing(trained, tmp_path):
+    write_images(tmp_path / "photos" / "train", 12)
+    write_images(tmp_path / "photos" / "test", 4)
+    data, recipe = load(tmp_path / "photos"), tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos")})
+    first = tmp_path / "photos" / "test" / "ant" / "000.png"
+    first.unlink()
+    with pytest.raises(ValueError, match=rf"^{first}, a test image, is not there: put it there, or leave it out by"):
+        trained(recipe, data, on_step=pytest.fail)
+    first.write_text("broken")
+    again = f"training is done and kept: then end the run by vitreous train --resume --out {tmp_path / 'run'}"
+    with pytest.raises(ValueError, match=rf"^{first}: not an image format.*{again}$"):
+        trained(recipe, None)
+    left_out = recipe.with_options("data", skip_broken=True)
+    assert trained(left_out, None, resume=True, on_step=pytest.fail).results["test"]["count"] == 11
+
+
+def test_a_run_goes_on_with_its_own_classes_only(trained, tmp_path):
+    trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6))
+    other = replace(tiny_set(), class_names=("ant", "bee", "wasp"))
+    with pytest.raises(ValueError, match=r"is not what .*run was trained on, whose 3 classes are ant, bee, cat:"):
+        trained(tiny_recipe(), other, resume=True)
+
+
+def test_a_run_of_which_nothing_was_saved_says_that_it_begins_anew(trained):
+    run, text = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6)), io.StringIO()
+    (run.folder / "checkpoints" / "last.pt").unlink()
+    trained(tiny_recipe(), tiny_set(), resume=True, console=Console(file=text))
+    assert "nothing of this run has been saved yet, so that it begins anew\n" in text.getvalue()
+
+
+def test_a_full_disk_prints_no_traceback_of_the_log(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logging.FileHandler, "flush", full)
+    with show_log(tmp_path / "run", Console(quiet=True)):
+        logging.getLogger("vitreous").warning("a finding")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_run_without_a_whole_pass_has_nothing_to_end(trained):
     trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
-    with pytest.raises(ValueError, match=r"no epoch of the run in .*run is complete: go on with it by --resume"):
+    with pytest.raises(ValueError, match=r"no complete epoch of the run in .*run is saved: go on with it by --resume"):
         trained(tiny_recipe(), tiny_set(), finish=True)
     assert trained(tiny_recipe(), tiny_set(), resume=True).results["epochs"] == 2
 

@@ -314,7 +314,7 @@ def test_a_head_is_not_fitted_for_a_run_that_cannot_be_ended(tmp_path, source, m
     recipe, options = make_recipe(fields, "test"), {"console": Console(quiet=True), "pictures": False}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(recipe.dump())
-    with pytest.raises(ValueError, match=r"no epoch of the run in .* is complete"):
+    with pytest.raises(ValueError, match=r"no complete epoch of the run in .* is saved"):
         fit(recipe, tiny_set(), out=tmp_path / "run", finish=True, **options)
 
 

@@ -56,6 +56,10 @@ class Images(ABC):
     def places(self) -> list[str]:
         return [self._place(int(row)) for row in self.rows]
 
+    def missing(self) -> str | None:
+        """The first image that is not there, as far as that can be told without reading one."""
+        return None
+
     def column(self, name: str) -> np.ndarray | None:
         """The images' values in a column, as text, "" if empty: (N,). None: there is no such column."""
         return None
@@ -217,6 +221,9 @@ class FileImages(Images):
 
     def column(self, name: str) -> np.ndarray | None:
         return np.array(self.columns[name])[self.rows] if name in self.columns else None
+
+    def missing(self) -> str | None:
+        return next((self._name(row) for row in self.rows if not Path(self.paths[row]).exists()), None)
 
     def key(self) -> str:
         return identity(self.paths)

@@ -35,14 +35,15 @@ def train_report(
     folder: Path,
     bundle: Bundle,
     judged: dict[str, Judged],
+    results: dict[str, Any],
     samples: tuple[Tensor, Tensor],
 ) -> None:
-    """Write `report.html` into a finished run's folder, whose files it reads.
+    """Write `report.html` into the folder of a run, whose files it reads.
 
-    judged: the kept model on `val` and `test`, as far as there are such images. samples: augmented images
-    (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
+    judged: the kept model on `val` and `test`, as far as there are such images. results: for `results.json`. samples:
+    augmented images (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
     """
-    results, data, environment = (read_json(folder / f"{name}.json") for name in ("results", "data", "environment"))
+    data, environment = (read_json(folder / f"{name}.json") for name in ("data", "environment"))
     recipe = read_recipe(str(folder / "recipe.yaml"))
     config, took = bundle.model.config, duration(results["train_seconds"])
     lead = (

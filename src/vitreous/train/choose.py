@@ -56,7 +56,7 @@ def choose_recipe(
         data, name = load(source), "finetune"
         settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
         settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
-        reason = f"recipe finetune, as there are weights to start from: {' '.join(settings)}; --recipe probe fits a "
+        reason = f"recipe finetune, as there are weights to start from{_listed(settings, own)}; --recipe probe fits a "
         reason += "head alone, in seconds"
         overrides = [*settings, *overrides]
     place, _ = split_source(source or "")
@@ -67,7 +67,7 @@ def choose_recipe(
         name, settings = recipe_for(data)
         if data.val is None and not read_recipe(name, overrides).data.val_fraction:
             settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
-        reason = f"recipe {name}, chosen for {len(data.train):,} training images: {' '.join(settings)}"
+        reason = f"recipe {name}, chosen for {len(data.train):,} training images{_listed(settings, own)}"
         overrides = [*settings, *overrides]
     recipe = read_recipe(name, overrides)
     check_not_idle(recipe, own)
@@ -75,6 +75,13 @@ def choose_recipe(
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
     return recipe.with_options("data", source=absolute(source)), data, reason
+
+
+def _listed(settings: list[str], overrides: list[str]) -> str:
+    """`: key=value ...` of the settings that are not overridden."""
+    given = {override.partition("=")[0] for override in overrides}
+    kept = [setting for setting in settings if setting.partition("=")[0] not in given]
+    return f": {' '.join(kept)}" if kept else ""
 
 
 def recipe_like(source: str, device: str) -> tuple[str, str]:

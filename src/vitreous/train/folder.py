@@ -16,7 +16,8 @@ import torch
 
 from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
-from vitreous.files import is_part
+from vitreous.files import is_part, read_json
+from vitreous.messages import shorten
 from vitreous.recipe import Recipe, flat
 
 log = logging.getLogger("vitreous")
@@ -113,6 +114,16 @@ def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> No
                 f"{folder} was started with {key}={saved.get(key)}, not {value}: resume it as it was, or start "
                 "another run with --out"
             )
+
+
+def check_same_classes(folder: Path, class_names: list[str]) -> None:
+    """Raises ValueError if the run in `folder`, if there is one, is of other classes."""
+    record = folder / "data.json"
+    if record.is_file() and (classes := read_json(record)["classes"]) != list(class_names):
+        raise ValueError(
+            f"the data is not what {folder} was trained on, whose {len(classes)} classes are {shorten(classes)}: "
+            "resume with the same images"
+        )
 
 
 def environment(device: torch.device, precision: str, processes: int) -> dict[str, Any]:

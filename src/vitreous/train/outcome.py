@@ -68,13 +68,13 @@ def finish(job: Job) -> dict[str, Any]:
     write_answers(judged.values(), job.folder / ANSWERS)
     counts = {name: confusion(answers.logits, answers.labels) for name, answers in judged.items()}
     write_classes(counts, bundle.class_names, job.folder / CLASSES)
-    write_json(job.folder / "results.json", results)
     if job.pictures:
         _draw(job, judged)
         with optional(job.folder / "report.html"):
             from vitreous.report import train_report
 
-            train_report(job.folder, bundle, judged, job.first_batch(32))
+            train_report(job.folder, bundle, judged, results, job.first_batch(32))
+    write_json(job.folder / "results.json", results)  # the last file: it says that the run is finished
     return results
 
 

@@ -49,6 +49,7 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
     screen = logging.Handler()
     screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
     file = logging.FileHandler(folder / LOG, delay=True)
+    file.handleError = lambda record: None  # a full disk ends the run elsewhere, in one line
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(screen)  # the console is quiet in other processes
     if is_main():
@@ -58,7 +59,8 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
     finally:
         log.removeHandler(screen)
         log.removeHandler(file)
-        file.close()
+        with suppress(OSError):  # on a full disk
+            file.close()
         with suppress(OSError):  # where a start failed and left nothing
             folder.rmdir()
 

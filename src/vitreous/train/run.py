@@ -14,13 +14,14 @@ from torch import Tensor
 
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
+from vitreous.data.stores import BrokenImage
 from vitreous.files import replace_file, write_json
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, StartOptions, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main
-from vitreous.train.folder import RUNS, alone, claimed, environment
+from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import log, say, show_log
@@ -89,6 +90,8 @@ def fit(
     engine = Engine(device, track=recipe.track)
     seen = check_unseen(recipe, data)
     data = data.divided(recipe.data)
+    if data.test is not None and not data.skip_broken and (name := data.test.images.missing()):
+        raise BrokenImage(f"{name}, a test image, is not there: put it there, or leave it out by data.skip_broken=true")
     start = None
     if model is not None:
         recipe = recipe.model_copy(update={"model": model.config})
@@ -96,8 +99,10 @@ def fit(
         with engine.first_on_machine():
             start = load_start(recipe, data.class_names)
         recipe, model = start.recipe, start.model
-    recipe = fit_to_data(recipe, data)
     resume = resume or finish
+    if resume and out is not None:
+        check_same_classes(Path(out), data.class_names)
+    recipe = fit_to_data(recipe, data)
     check_outside(Path(out or RUNS), data)
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
@@ -113,6 +118,8 @@ def fit(
             job.restore()
         if finish:
             job.check_begun()
+        elif resume and not resumed and not recipe.start.probe:
+            say(console, "nothing of this run has been saved yet, so that it begins anew")
         if not resumed and recipe.start.probe_first and start.facts["new_head"]:
             job.probe_first()
         if engine.main:
@@ -131,7 +138,11 @@ def fit(
                 say(console, f"stopped in {where}; go on with: {again}")
                 say(console, f"or evaluate it as it is: {judged}")
                 return Run(folder)
-            results = engine.from_main(partial(outcome.finish, job))
+            try:
+                results = engine.from_main(partial(outcome.finish, job))
+            except BrokenImage as error:
+                again = resumption(folder, recipe, given=job.given)
+                raise BrokenImage(f"{error}; training is done and kept: then end the run by {again}") from error
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
             return Run(folder, results)
