@@ -130,6 +130,12 @@ def test_the_interval_of_a_split_is_that_of_its_hits():
     assert top1_interval(figures) == wilson(4, 7)
 
 
+def test_images_of_one_group_have_an_interval():
+    for count in range(1, 400):
+        low, high = top1_interval({"top1": 1.0, "count": count, "effective_count": 1})
+        assert (low, high) == pytest.approx(wilson(1, 1))
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_area_under_the_curve_is_scikit_learns(classes):
     generator = torch.Generator().manual_seed(classes)

@@ -44,8 +44,8 @@ def figure_text(name: str, value: float | None) -> str:
 def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> tuple[float, float]:
     """The 95% interval of a split's top-1, or of another share of its images; wider if the images come in groups."""
     count = figures["count"]
-    weight = figures.get("effective_count", count) / count
-    return wilson(round(figures[key] * count) * weight, count * weight)
+    worth = figures.get("effective_count", count)
+    return wilson(round(figures[key] * count) / count * worth, worth)
 
 
 def classification_metrics(

@@ -957,7 +957,7 @@ def test_a_run_goes_on_with_its_own_classes_only(trained, tmp_path):
 def test_a_run_of_which_nothing_was_saved_says_that_it_begins_anew(trained):
     run, text = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6)), io.StringIO()
     (run.folder / "checkpoints" / "last.pt").unlink()
-    trained(tiny_recipe(), tiny_set(), resume=True, console=Console(file=text))
+    fit(tiny_recipe(), tiny_set(), out=run.folder, resume=True, pictures=False, console=Console(file=text))
     assert "nothing of this run has been saved yet, so that it begins anew\n" in text.getvalue()
 
 

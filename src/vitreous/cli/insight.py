@@ -23,7 +23,9 @@ def explain(
     ] = None,
     layer: Annotated[
         int | None,
-        typer.Option(help="Block whose attention is shown, and that grad_cam looks at, from 1 \\[default: last]."),
+        typer.Option(
+            help="Block whose attention is shown, and whose input grad_cam looks at, from 1 \\[default: last]."
+        ),
     ] = None,
     head: Annotated[int | None, typer.Option(help="Show this head alone, from 1.")] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Measure deletion and insertion of each image.")] = False,

@@ -211,6 +211,14 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
     heads = dict(enumerate(e.attention, start=1))
     write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: it marks the picture as ours
     method = e.method.replace("_", " ")
+    if e.method in ("attention", "grad_cam"):
+        method += f", block {e.layer}"
+    if e.head is not None:
+        method += f", head {e.head}"
+    if e.method == "rollout":
+        other = {f"attention, block {e.layer}": e.attention.mean(axis=0)}
+    else:
+        other = {"attention rollout, for any class": e.rollout}
     draw(
         e.pixels / 255,
         patch_size=patch_size,
@@ -218,7 +226,7 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
         target=(e.target, e.target_probability),
         against=e.against,
         of_class=e.method not in CLASSLESS,
-        maps={method: e.map, "attention rollout": e.rollout},
+        maps={method: e.map, **other},
         heads=heads if e.head is None else {e.head: heads[e.head]},
         layer=e.layer,
         curves=curves,

@@ -156,7 +156,10 @@ def uniform_distance(model: ViT) -> float:
 
 @torch.no_grad()
 def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
-    """Cosine similarity between depths (0: the embedding) of the head's input there: (B, L + 1, L + 1)."""
+    """Cosine similarity between depths (0: the embedding) of the tokens, normed and pooled: (B, L + 1, L + 1).
+
+    They are pooled with the weights of the last depth at all depths.
+    """
 
     def pooled(x: Tensor) -> Tensor:  # (B, N, D) -> (B, R, D)
         return model.norm(seen.pool @ x) if model.config.norm_after_pool else seen.pool @ model.norm(x)

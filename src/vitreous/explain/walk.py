@@ -171,7 +171,10 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
     parts += [
         f"<p>What {reader}, head by head:</p>",
         '<div class="row">',
-        *(_picture(overlay(shown, values, 112), f"head {i}", 112) for i, values in enumerate(heads, start=1)),
+        *(
+            _picture(overlay(shown, values, 112), f"head {i}, at most {values.max():.0%}", 112)
+            for i, values in enumerate(heads, start=1)
+        ),
         "</div>",
         f"<p>If the model ended here, it would answer:</p>{answers}",
     ]
@@ -195,11 +198,12 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
     logits = "<b>W</b><sub>2</sub> tanh(<b>W</b><sub>1</sub><b>y</b>)" if config.head_hidden else "<b>W y</b>"
     header = "".join(f"<th>{escape(names[k])}</th>" for k in top)
     lines = "".join(f"<tr><td>{depth}</td>{''.join(map(_cell, row[top]))}</tr>" for depth, row in enumerate(lens))
+    caption = f"weight of each patch, at most {weights.max():.0%}"
     return "\n".join(
         [
             _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.pooled_dim})", POOLS[config.pool]),
             *(["<p>Here LN comes after the pooling.</p>"] if config.norm_after_pool else []),
-            *([] if config.pool == "cls" else [_picture(overlay(shown, weights), "weight of each patch", 224)]),
+            *([] if config.pool == "cls" else [_picture(overlay(shown, weights), caption, 224)]),
             code(Pool.forward),
             _step(
                 "Head and probabilities",

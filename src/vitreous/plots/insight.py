@@ -33,7 +33,8 @@ def explanation(
     explained, against: the one it is contrasted with, of_class: whether the method depends on the class.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
-    number. curves: deletion and insertion, each (shares, probabilities, those of random orders).
+    number, shown with its largest value. curves: deletion and insertion, each (shares, probabilities, those of
+    random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     asked = f"speaks for {_short(target[0])} ({target[1]:.1%})" if of_class else "the model looks at, for any class"
@@ -63,7 +64,7 @@ def explanation(
         axes.axis("off")
     for axes, (number, values) in zip(small.axes, heads.items(), strict=False):
         axes.imshow(overlay(image, values), interpolation="nearest")
-        axes.set_title(f"{number}", fontsize=7, pad=2)
+        axes.set_title(f"{number}: {values.max():.0%}", fontsize=7, pad=2)
     save(figure, path)
 
 
