@@ -189,12 +189,12 @@ def _answer(axes: Axes, top: Sequence[tuple[str, float]], target: str) -> None:
 def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
     """Deletion and insertion of one image, with random orders for comparison."""
     for (kind, (shares, values, random)), color in zip(curves.items(), (ROSE, BLUE), strict=True):
-        for order, line, name in ((values, "-", kind), (random, ":", "in random orders")):
+        for order, line, name in ((values, "-", kind), (random, ":", "random orders")):
             area = ((order[1:] + order[:-1]) / 2 * np.diff(shares)).sum()
             axes.plot(shares, order, line, color=color, label=f"{name}, area {area:.2f}")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of patches", box_aspect=0.9)
     axes.set_title("probability as patches go or come", fontsize=9)
-    axes.legend(fontsize=7, framealpha=0.7, edgecolor="none")
+    axes.figure.legend(fontsize=7, frameon=False, handlelength=1.5, ncols=2, loc="outside lower center")
     axes.spines[["top", "right"]].set_visible(False)
 
 
