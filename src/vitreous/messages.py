@@ -20,7 +20,7 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
     if not isinstance(error, ValidationError):
         return str(error)
     fault = error.errors()[0]
-    key = section + ".".join(str(part) for part in fault["loc"])
+    key = section + re.sub(r"\.\d+$", "", ".".join(map(str, fault["loc"])))  # of a pair both have one key
     inner = fault.get("ctx", {}).get("error")
     if isinstance(inner, ValidationError):
         return one_line(inner, f"{key}.", hint)
@@ -28,7 +28,9 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
         return f"unknown key '{key}'{hint(key)}"
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
-        key, message = key.rpartition(".")[0], "one number is missing"
+        message = "one number is missing"
+    if fault["type"] == "tuple_type":
+        message = "write a list, such as [0.5, 1.0]"
     if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
         message = f"write {float(fault['input']):.0f}"
     if fault["type"] == "value_error":

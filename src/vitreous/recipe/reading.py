@@ -8,7 +8,7 @@ import yaml
 
 from vitreous.messages import did_you_mean
 from vitreous.model.sizes import size
-from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest_key
+from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest_key, settings
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 
@@ -74,6 +74,9 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         raise ValueError(f"{key} is a section: set one of its keys, such as {first}")
     if key not in keys():
         raise ValueError(f"unknown key '{key}'{nearest_key(key)}")
+    if not text.strip():
+        default = next(setting.default for setting in settings() if setting.key == key)
+        raise ValueError(f"{key}= lacks its value: write one, such as {key}={default}")
     try:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
