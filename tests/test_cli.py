@@ -621,6 +621,11 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("embed run --out photos/x.parquet", "photos/x.parquet lies within the data, of which it would become a part"),
         ("export run timm --out run/model", "run/model holds a trained model, whose files stay as they are"),
         ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
+        (
+            "predict https://example.com/m x.png",
+            "'https://example.com/m' is a URL, which is not taken: download the model first, and give its folder; "
+            "others' weights are a file, a folder or hf:owner/name",
+        ),
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),
         *(

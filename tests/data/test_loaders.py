@@ -159,7 +159,8 @@ def test_a_full_disk_is_gone_around(tmp_path, cache, caplog, monkeypatch):
     as_needed = decode(split, preprocess_of(), cache=cache)
     assert isinstance(as_needed.images, FileImages)
     np.testing.assert_array_equal(as_needed.images.read(np.arange(6), preprocess_of()), expected)
-    assert "has no room" in caplog.text and "decoded whenever they are read" in caplog.text
+    decode(split, preprocess_of(size=256), cache=cache)
+    assert "has no room for 1.2 MB of decoded images" in caplog.text and "decoded whenever they are read" in caplog.text
     assert list(cache.glob("*.npy")) == []
 
 

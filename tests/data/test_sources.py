@@ -372,6 +372,13 @@ def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
         load(tmp_path / "x.txt")
 
 
+@pytest.mark.parametrize("name", ["data.zip", "data.tar", "Data.TAR.gz", "data.tgz"])
+def test_an_archive_is_to_be_unpacked(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"{name} is an archive: unpack it first, and give its folder$"):
+        load(tmp_path / name)
+
+
 def test_a_parquet_file_of_no_images_among_images_is_named(tmp_path):
     write_folder(tmp_path, {"a": 2, "b": 2})
     write_parquet(tmp_path / "features.parquet", {"label": [0, 1]})

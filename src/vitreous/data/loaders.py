@@ -217,7 +217,8 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
         log.warning("decoded images are not kept: %s cannot be written to", cache)
         return None
     if not file.exists() and shutil.disk_usage(cache).free < 1.1 * needed:
-        log.warning("%s has no room for %.1f GB of decoded images", cache, needed / 1e9)
+        size = f"{needed / 1e9:.1f} GB" if needed >= 1e9 else f"{needed / 1e6:.1f} MB"
+        log.warning("%s has no room for %s of decoded images", cache, size)
         return None
     return file
 

@@ -20,6 +20,7 @@ HUB = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
 }
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 NAMED = ("digits", *HUB)  # these names mean the sets, even if there is a folder of that name
 
 
@@ -98,6 +99,8 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
             return read_parquet(path.parent, [Path(path.name)], name, source, label)
         if path.suffix.lower() in TABLES:
             return read_table(path, name, source, label)
+        if path.name.lower().endswith(ARCHIVES):
+            raise ValueError(f"{path} is an archive: unpack it first, and give its folder")
         raise ValueError(f"{path} is neither a parquet file nor a table (.csv): give one, or a folder of images")
     found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet"))]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
