@@ -115,9 +115,14 @@ def test_a_fraction_too_small_for_the_classes_takes_one_image_of_each():
     assert np.bincount(made.with_validation(0.01).val.labels).tolist() == [1] * 10
     with pytest.raises(ValueError, match=r"a validation fraction of 0\.95 leaves no image .* data\.val_fraction"):
         made.with_validation(0.95)
-    single = ImageSet.from_arrays(pixels(3, 1, 2), np.arange(3))
-    with pytest.raises(ValueError, match="of 3 images in 3 classes"):
+
+
+def test_where_each_image_has_a_label_of_its_own_the_column_is_asked_for():
+    single = ImageSet.from_arrays(pixels(3, 1, 2), np.arange(3), class_names=["0.1", "0.7", "1.2"])
+    told = r"^arrays: each of 3 training images has a label of its own, such as '0\.1', .* as in DATA:COLUMN; else add"
+    with pytest.raises(ValueError, match=told):
         single.with_validation(0.1)
+    assert single.with_validation(0).val is None
 
 
 class Pairs(torch.utils.data.Dataset):

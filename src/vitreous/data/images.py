@@ -175,6 +175,12 @@ class ImageSet:
         counts = np.bincount(labels)
         rows, single = np.flatnonzero(counts[labels] > 1), np.flatnonzero(counts[labels] == 1)
         classes = int((counts > 1).sum())
+        if not classes:
+            raise ValueError(
+                f"{self.source}: each of {len(labels)} training images has a label of its own, such as "
+                f"'{self.class_names[labels[0]]}', so none can be held out: if another column has the classes, name "
+                "it, as in DATA:COLUMN; else add images, or set data.val_fraction=0"
+            )
         taken = max(math.ceil(fraction * len(rows)), classes)  # at least one per class
         if not 0 < taken <= len(rows) - classes:
             raise ValueError(
