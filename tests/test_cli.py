@@ -135,6 +135,8 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     code, out, _ = vitreous("embed", "run", "--k", 1)
     assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out
     assert out.endswith("\nthe model learnt from these images: --split test says more\n")
+    code, out, _ = vitreous("embed", "run", "--k", 5000, "--nearest", image)
+    assert code == 0 and "; 26-NN " in out and len(out.splitlines()) == 2 + 27
     for other in (["run", "photos"], ["run", "--split", "val"]):
         assert "learnt" not in vitreous("embed", *other)[1]
 
@@ -433,6 +435,14 @@ def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path)
     assert [line.partition(": ")[0] for line in out.splitlines()] == [f"{tmp_path}/good.png", "photos/test/ant/000.png"]
 
 
+@pytest.mark.parametrize("name", ["gone.png", "gone*"])
+def test_a_link_to_a_file_that_is_gone_is_named_and_the_others_are_answered(vitreous, tmp_path, name):
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nothing.png")
+    code, out, err = vitreous("predict", "run", tmp_path / name, "photos/test/ant/000.png")
+    assert code == 2 and err == f"vitreous: {tmp_path}/gone.png: No such file or directory\n"
+    assert out.startswith("photos/test/ant/000.png: ") and out.count("\n") == 1
+
+
 def test_a_large_image_is_answered_and_a_larger_one_told_its_limit(vitreous, tmp_path, monkeypatch, recwarn):
     for side in (8, 10):
         Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
@@ -519,6 +529,13 @@ def test_a_resumed_run_stays_what_it_was(vitreous, stopped, arguments, message):
 
 def test_a_run_goes_on_where_its_images_have_moved(vitreous, work, stopped, tmp_path):
     shutil.copytree(work / "photos", tmp_path / "moved")
+    recipe = (stopped / "recipe.yaml").read_text()
+    (stopped / "recipe.yaml").write_text(recipe.replace(str(work / "photos"), str(tmp_path / "before")))
+    code, _, err = vitreous("train", "--resume", "--out", stopped)
+    assert code == 2 and err == (
+        f"vitreous: {tmp_path}/before, the data of this run, is not there: if it has moved, say where it is now, as in "
+        f"`vitreous train DATA --resume --out {stopped}`\n"
+    )
     code, _, err = vitreous("train", tmp_path / "moved", "--resume", "--out", stopped)
     assert (code, err) == (0, "") and equal(weights_of(stopped), weights_of(work / "run"))
     assert read_recipe(str(stopped / "recipe.yaml")).data.source == str(tmp_path / "moved")

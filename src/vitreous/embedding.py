@@ -76,6 +76,14 @@ def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: s
     return forward(model, pixels, bundle.preprocess, precision, features=True)[0]
 
 
+def voters(own: Features, among: Features | None = None, k: int = 5) -> int:
+    """How many neighbours vote where `knn_accuracy` is asked for k. Raises ValueError if there are none."""
+    most = len(own.labels) - 1 if among is None else len(among.labels)
+    if most < 1:
+        raise ValueError("one image has no neighbours: give more")
+    return min(k, most)
+
+
 def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:
     """Accuracy of a k-nearest-neighbour classifier by cosine similarity.
 
@@ -84,9 +92,7 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
     counts as wrong.
     """
     others = own if among is None else among
-    k = min(k, len(others.labels) - (among is None))
-    if k < 1:
-        raise ValueError("one image has no neighbours: give more")
+    k = voters(own, among, k)
     grouped = own.groups is not None and others.groups is not None
     keys, hits = F.normalize(others.features, dim=1), 0
     for start in range(0, len(own.labels), PART):

@@ -213,19 +213,19 @@ def image_name(image: Asked) -> str:
 def image_files(patterns: Iterable[str]) -> list[Path]:
     """The image files of paths, folders (searched recursively) and glob patterns, sorted within each.
 
-    Raises ValueError for one that matches nothing.
+    A link to a file that is gone is left for reading to name. Raises ValueError for one that matches nothing.
     """
     files: list[Path] = []
     for pattern in patterns:
         path = Path(pattern)
         if pattern and path.is_dir():
             found = [Path(file) for file in files_below(path)]
-        elif pattern and path.exists():
+        elif pattern and (path.exists() or path.is_symlink()):
             found = [path]
         else:
             root = Path(path.anchor)
             rest = pattern.removeprefix(path.anchor).lstrip("/")
-            found = sorted(file for file in root.glob(rest) if file.is_file()) if rest else []
+            found = sorted(file for file in root.glob(rest) if file.is_file() or not file.exists()) if rest else []
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"
             raise ValueError(f"{kind} '{pattern}': give image files, folders or patterns such as 'photos/*.jpg'")

@@ -148,7 +148,15 @@ def embed(
     from vitreous import embedding
     from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
-    from vitreous.embedding import embed_image, embed_split, find_nearest, knn_accuracy, load_features, write_parquet
+    from vitreous.embedding import (
+        embed_image,
+        embed_split,
+        find_nearest,
+        knn_accuracy,
+        load_features,
+        voters,
+        write_parquet,
+    )
     from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
     from vitreous.prediction import own_precision
@@ -177,8 +185,8 @@ def embed(
     if split != "train":
         among = embed("train")
         how = "neighbours from train"
-    accuracy = knn_accuracy(own, among, k)
-    print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {k}-NN {accuracy:.2%}, {how}")
+    used, accuracy = voters(own, among, k), knn_accuracy(own, among, k)
+    print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {used}-NN {accuracy:.2%}, {how}")
     if data is None and split == "train":
         more = "" if image_set.judged == split else f": --split {image_set.judged} says more"
         print(f"the model learnt from these images{more}")

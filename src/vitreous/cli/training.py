@@ -76,6 +76,7 @@ def train(
 
     from rich.console import Console
 
+    from vitreous.data.sources import split_source
     from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
     from vitreous.train.folder import check_claim
@@ -92,6 +93,12 @@ def train(
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)
+    place = split_source(chosen.data.source or "")[0]
+    if resume and data is None and Path(place).is_absolute() and not Path(place).exists():
+        raise ValueError(
+            f"{place}, the data of this run, is not there: if it has moved, say where it is now, as in "
+            f"`vitreous train DATA --{'finish' if finish else 'resume'} --out {out}`"
+        )
     cross = chosen.data.folds is not None and chosen.data.fold is None
     if cross and finish:
         raise ValueError(f"{out} is a cross-validation: --finish ends one of its folds, such as {out / 'fold-1'}")
