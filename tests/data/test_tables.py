@@ -2,11 +2,13 @@
 
 import logging
 import os
+import re
 
 import numpy as np
 import pytest
 from image_samples import preprocess_of, write_folder
 
+from vitreous.data.check import check, leaks
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.data.stores import BrokenImage
@@ -27,17 +29,46 @@ def write_table(folder, *lines, name="photos.csv", encoding="utf-8"):
 
 
 def test_a_table_gives_each_file_its_class_and_its_split(tmp_path):
-    pixels = write_folder(tmp_path, {"all": 4})
+    pixels = write_folder(tmp_path, {"all": 5})
     rows = ["test,all/003.png,dog", "train,all/002.png,dog", "Train,all/000.png,cat", "train,all/001.png,dog"]
-    table = write_table(tmp_path, "split,file,label", *rows, "validation,all/003.png,cat")
+    table = write_table(tmp_path, "split,file,label", *rows, "validation,all/004.png,cat")
     made = load(table)
     assert made.name == "photos" and made.source == str(table) and made.class_names == ("cat", "dog")
     labels = {name: split.labels.tolist() for name, split in made.splits.items()}
     assert labels == {"train": [0, 1, 1], "val": [0], "test": [1]}  # by file
     decoded = decode(made.train, preprocess_of())
     np.testing.assert_array_equal(decoded.images.array, pixels[[0, 1, 2]])
-    again = load(write_table(tmp_path, "split,file,label", *rows[::-1], "validation,all/003.png,cat"))
+    again = load(write_table(tmp_path, "split,file,label", *rows[::-1], "validation,all/004.png,cat"))
     assert again.train.labels.tolist() == [0, 1, 1]  # however it was sorted when it was saved
+
+
+@pytest.mark.parametrize("splits", [("train",) * 5, ("train", "train", "val", "test", "test")])
+def test_a_file_that_is_listed_with_two_labels_is_named_with_its_rows(photos, splits):
+    cells = zip([*FILES, FILES[1]], "ababc", splits, strict=True)
+    told = r"photos\.csv: \S+/all/001\.png is 'b' in row 2 and 'c' in row 5 below the head: keep one of them$"
+    with pytest.raises(ValueError, match=told):
+        load(write_table(photos, "file,label,split", *map(",".join, cells)))
+
+
+def test_a_file_that_is_listed_twice_is_told_as_that(photos):
+    cells = zip([*FILES, FILES[1], FILES[0]], "ababba", ["train"] * 5 + ["test"], strict=True)
+    made = load(write_table(photos, "file,label,split", *map(",".join, cells)))
+    train, test = (decode(split, preprocess_of()) for split in (made.train, made.test))
+    told = f"1 training images are exact copies of others, such as {photos}/{FILES[1]}, which is listed twice"
+    assert told in check(made, train)
+    told = f"1 of 1 test images are also in train, such as {photos}/{FILES[0]}, which is listed twice"
+    assert leaks("test", test.images, train.images) == [told]
+
+
+@pytest.mark.parametrize(
+    ("labels", "joined"),
+    [("a b a|b b|a", "'a|b' joins others of 'label' and is read as a class of its own (2 such)"),
+     ("a b a;b;a b", "'a;b;a' joins"), ('a b "a, b" b', "'a, b' joins"), ('a b "a, c" b', None), ("a| b a b|c", None)],
+)  # fmt: skip
+def test_labels_that_join_others_are_told(photos, caplog, labels, joined):
+    rows = [f"{file},{label}" for file, label in zip(FILES, re.findall(r'".*"|\S+', labels), strict=True)]
+    assert len(load(write_table(photos, "file,label", *rows)).train) == 4
+    assert (f"photos.csv: one label an image: {joined}" in caplog.text) if joined else not caplog.text
 
 
 @pytest.mark.parametrize("name", ["all/{}.png", "all/{}", "{}.png", "{}", "../photos/all/{}.png", "{root}/all/{}.png"])

@@ -64,7 +64,7 @@ def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = 
     if not len(leaked):
         return []
     row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
-    example = f"{images.describe(leaked[0])} = {train.describe(row)}"
+    example = _pair(images.describe(leaked[0]), train.describe(row))
     return [f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"]
 
 
@@ -162,7 +162,7 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
     if not len(copies):
         return []
     describe, labels = train.images.describe, np.asarray(train.labels)
-    example = f"{describe(copies[0])} = {describe(original[copies[0]])}"
+    example = _pair(describe(copies[0]), describe(original[copies[0]]))
     findings = [f"{len(copies)} training images are exact copies of others, such as {example}"]
     conflicts = copies[labels[copies] != labels[original[copies]]]
     if len(conflicts):
@@ -173,6 +173,11 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
             f"{describe(other)} ('{class_names[labels[other]]}')"
         )
     return findings
+
+
+def _pair(name: str, other: str) -> str:
+    """Two images of the same pixels, which a table may list as one file."""
+    return f"{name}, which is listed twice" if name == other else f"{name} = {other}"
 
 
 def image_hashes(images: ArrayImages) -> np.ndarray:

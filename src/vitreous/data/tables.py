@@ -49,6 +49,13 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
         raise ValueError(f"{path}: {as_text(bare[0])} has no '{label}': add it, or leave the row out")
 
     names = {words[row] for row in rows_of["train"]}
+    _check_listed_once(rows_of, files, words, path)
+    if joined := [name for name in sorted(names) if _joins(name, names)]:
+        log.warning(
+            "%s: one label an image: '%s' joins others of '%s' and is read as a class of its own (%d such): "
+            "where an image has several, keep the one that counts",
+            source, joined[0], label, len(joined),
+        )  # fmt: skip
     numbers = all(name.isdecimal() for name in names)
     class_names = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
     images, made = FileImages(files, columns, path.parent), {}
@@ -111,6 +118,24 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
         if len(several := called.get(value, [])) > 1:
             raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")
     return [called.get(value, [str(root / value)])[0] for value in values]
+
+
+def _check_listed_once(rows_of: dict[str, list[int]], files: list[str], words: list[str], path: Path) -> None:
+    """Raises ValueError for a file with several labels. `check` tells of one that is listed twice with the same."""
+    first: dict[str, int] = {}
+    for row in sorted(row for rows in rows_of.values() for row in rows):
+        other = first.setdefault(files[row], row)
+        if words[other] != words[row]:
+            raise ValueError(
+                f"{path}: {as_text(files[row])} is '{words[other]}' in row {other + 1} and '{words[row]}' in row "
+                f"{row + 1} below the head: keep one of them"
+            )
+
+
+def _joins(name: str, names: set[str]) -> bool:
+    """Whether a label is several others, joined by a sign."""
+    parts = ([part.strip() for part in name.split(sign)] for sign in "|;,")
+    return any(len(several) > 1 and names.issuperset(several) for several in parts)
 
 
 def _rows_by_split(
