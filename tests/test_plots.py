@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.plots import confusion_matrix, image_grid, learning_curves, run
+from vitreous.plots import canvas, confusion_matrix, image_grid, learning_curves, run
 
 
 def history(epochs, val=True):
@@ -114,3 +114,27 @@ def test_class_names_are_drawn_as_they_are(tmp_path, name):
     confusion_matrix(np.eye(2, dtype=int), [name, "other"], tmp_path / "x.png")
     image_grid(np.zeros((1, 1, 8, 8)), [name], tmp_path / "y.png")
     assert (tmp_path / "x.png").stat().st_size > 1000 and (tmp_path / "y.png").stat().st_size > 500
+
+
+def test_letters_that_no_font_has_are_told_once(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(canvas, "_told", set())
+    monkeypatch.setattr(canvas, "_more_fonts", list)
+    for names in (["猫", "犬"], ["猫\n鳥", "ok"]):
+        confusion_matrix(np.eye(2, dtype=int), names, tmp_path / "x.png")
+        image_grid(np.zeros((2, 1, 8, 8)), names, tmp_path / "y.png")
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "no font here has '犬', '猫': pictures show boxes instead"
+    ]
+
+
+def test_letters_are_drawn_in_a_font_that_has_them(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(canvas, "_told", set())
+    monkeypatch.setattr(canvas, "_more_fonts", lambda: ["DejaVu Sans Mono", "DejaVu Serif"])  # of matplotlib itself
+    letter = "\u02ef"  # which the last of them has alone
+    drawn = []
+    monkeypatch.setattr(canvas.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr(canvas, "replace_file", lambda path, write: write(path))
+    for name in ("a", letter):
+        confusion_matrix(np.eye(2, dtype=int), [name, "other"], tmp_path / "x.png")
+    families = [{tuple(text.get_fontfamily()) for text in figure.findobj(canvas.Text)} for figure in drawn]
+    assert families == [{("sans-serif",)}, {("sans-serif", "DejaVu Serif")}] and not caplog.records
