@@ -1,6 +1,7 @@
 """The command line: what it says, where it writes, and one line with exit code 2 for whatever is wrong."""
 
 import csv
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -690,6 +692,40 @@ def test_a_command_without_arguments_shows_its_help(vitreous, command):
 
 def test_empty_data_is_refused(vitreous):
     assert vitreous("train", "")[::2] == (2, "vitreous: DATA is empty: give a name, a file or a folder\n")
+
+
+def test_a_class_folder_that_cannot_be_read_is_named(vitreous, tmp_path, monkeypatch):
+    """As root may read anything, the refusal is the system's in name only."""
+    photos = write_images(tmp_path / "photos", 3)
+    closed = photos / "bee"
+
+    def refuse(name, inside):
+        call = getattr(os, name)
+
+        def refusing(path, *more, **options):
+            if closed in (Path(path).parents if inside else [Path(path)]):
+                raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+            return call(path, *more, **options)
+
+        monkeypatch.setattr(os, name, refusing)
+
+    refuse("stat", inside=True)
+    refuse("listdir", inside=False)
+    refuse("scandir", inside=False)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed and access(path, mode))
+    code, _, err = vitreous("train", photos, "--recipe", "r.yaml", "--out", tmp_path / "run")
+    line = f"vitreous: Permission denied: {closed}: allow it, as by chmod, or name another place\n"
+    assert (code, err) == (2, line)
+
+
+def test_a_full_disk_is_told_where_no_file_is_named(vitreous, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(evaluation, "judge_run", full)
+    line = "vitreous: No space left on device: the disk is full: make room on it, or write to another\n"
+    assert vitreous("evaluate", "run") == (2, "", line)
 
 
 def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monkeypatch):

@@ -1,5 +1,6 @@
 """The command line. Every import that costs time stands inside the command that needs it, so `--help` is instant."""
 
+import errno
 import io
 import os
 import signal
@@ -15,6 +16,12 @@ from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
 from vitreous.cli.training import train
+
+WAYS_OUT = {
+    errno.EACCES: "allow it, as by chmod, or name another place",
+    errno.ENOSPC: "the disk is full: make room on it, or write to another",
+    errno.EDQUOT: "make room, or write to another disk",
+}
 
 app = typer.Typer(
     help="Train Vision Transformers from scratch on the images you have, and see through them.",
@@ -78,7 +85,8 @@ def main() -> None:
         if os.environ.get("VITREOUS_DEBUG"):
             raise
         if isinstance(error, OSError) and error.strerror:
-            _refuse(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
+            parts = error.strerror, error.filename, WAYS_OUT.get(error.errno)
+            _refuse(": ".join(str(part) for part in parts if part))
         message = str(error) or type(error).__name__
         if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
             _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")

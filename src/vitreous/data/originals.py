@@ -1,6 +1,7 @@
 """The original files of MNIST (idx) and CIFAR (binary version, python version)."""
 
 import gzip
+import os
 import pickle
 import zlib
 from pathlib import Path
@@ -12,7 +13,8 @@ from vitreous.data.images import ImageSet
 
 def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
     """The set whose original files are in a folder or a direct subfolder; None if there are none."""
-    for folder in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
+    inside = sorted(path for path in root.iterdir() if path.is_dir() and os.access(path, os.X_OK))
+    for folder in [root, *inside]:  # one that is closed is named when it is read as a class
         for read in (_idx, _cifar_binary, _cifar_python):
             if parts := read(folder):
                 train, test, class_names = parts
