@@ -566,9 +566,10 @@ def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
 def test_a_signal_while_images_are_decoded_leaves_nothing_half_written(vitreous, cache, tmp_path, monkeypatch, number):
     monkeypatch.setattr(loaders, "_decode_all", lambda *_: os.kill(os.getpid(), number))
     before = signal.signal(number, signal.SIG_DFL)  # however the tests were started
-    code, _, _ = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "run")
+    code, _, err = vitreous("train", "photos", "--recipe", "r.yaml", "--out", tmp_path / "run")
     signal.signal(number, before)
     assert code == 128 + number and not list(cache.iterdir())
+    assert err == "vitreous: stopped at once; what has begun to train goes on with --resume\n"
 
 
 def test_resume_names_what_it_lacks(vitreous, tmp_path):
@@ -724,7 +725,7 @@ def test_a_full_disk_is_told_where_no_file_is_named(vitreous, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(evaluation, "judge_run", full)
-    line = "vitreous: No space left on device: the disk is full: make room on it, or write to another\n"
+    line = "vitreous: No space left on device: make room on the disk, or write to another\n"
     assert vitreous("evaluate", "run") == (2, "", line)
 
 

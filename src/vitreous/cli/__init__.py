@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -19,9 +20,11 @@ from vitreous.cli.training import train
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
-    errno.ENOSPC: "the disk is full: make room on it, or write to another",
-    errno.EDQUOT: "make room, or write to another disk",
+    errno.ENOSPC: "make room on the disk, or write to another",
+    errno.EDQUOT: "make room on the disk, or write to another",
 }
+
+STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     help="Train Vision Transformers from scratch on the images you have, and see through them.",
@@ -56,7 +59,7 @@ for command in (recipes, settings, doctor):
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that nothing half written is left
     sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO())  # where it was closed, as by >&-
@@ -68,11 +71,12 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        if os.environ.get("RANK", "0") == "0":
-            more = "; what has begun to train goes on with --resume" if "train" in sys.argv[1:2] else ""
-            print(f"vitreous: stopped at once{more}", file=sys.stderr)
+        _say_stopped()
         sys.exit(130)
     except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code in [128 + number for number in STOPS]:
+            _say_stopped()
+            raise
         reader_left = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
         if not reader_left or "train" in sys.argv[1:2]:  # training does not end with who watches it
             raise
@@ -98,6 +102,13 @@ def main() -> None:
                 raise
             message = f"not enough memory: {_less_memory(*sys.argv[1:2])}"
         _refuse(message)
+
+
+def _say_stopped() -> None:
+    if os.environ.get("RANK", "0") == "0":
+        more = "; what has begun to train goes on with --resume" if "train" in sys.argv[1:2] else ""
+        with suppress(OSError):  # the terminal is gone
+            print(f"vitreous: stopped at once{more}", file=sys.stderr)
 
 
 def _less_memory(command: str = "") -> str:
