@@ -643,8 +643,8 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
         (
             "predict https://example.com/m x.png",
-            "'https://example.com/m' is a URL, which is not taken: download the model first, and give its folder; "
-            "others' weights are a file, a folder or hf:owner/name",
+            "'https://example.com/m' is a URL, which is not taken: download the model first, and give its file "
+            "or folder; others' weights are a file, a folder or hf:owner/name",
         ),
         ("predict run nothing.png", "no image 'nothing.png': give image files, folders or patterns"),
         ("predict run photos --json --csv x.csv", "--json and --csv exclude each other: use one of them"),

@@ -117,7 +117,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
 def find_bundle(run: Path | str) -> Path:
     """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
     if "://" in str(run):
-        raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its folder")
+        raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its file or folder")
     run = path_of(run)
     for folder in (run / "model", run, SHIPPED / run):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
