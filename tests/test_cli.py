@@ -123,7 +123,7 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert (code, err) == (0, "") and "tensors loaded, named as Vitreous does" in out
     assert json.loads((tmp_path / "a" / "results.json").read_text())["start"]["weights"] == str(work / "run")
     code, out, err = vitreous("train", "photos", "--from", tmp_path / "a", "epochs=1", "--out", tmp_path / "b")
-    assert (code, err) == (0, "") and "recipe finetune, as there are weights to start from: epochs=28" in out
+    assert (code, err) == (0, "") and "recipe finetune, as there are weights to start from; --recipe probe" in out
     assert "layer_decay: 0.75" in (tmp_path / "b" / "recipe.yaml").read_text()
 
     image = work / "photos" / "test" / "bee" / "002.png"
@@ -173,7 +173,7 @@ def test_a_set_without_a_recipe_gets_one_and_is_told(vitreous, tmp_path):
     code, out, _ = vitreous(
         "train", "photos", "epochs=1", "model.size=nano/4", "model.depth=1", "--out", tmp_path / "a"
     )
-    assert code == 0 and "recipe small-images, chosen for 36 training images: epochs=300 model.patch_size=2" in out
+    assert code == 0 and "recipe small-images, chosen for 36 training images: model.patch_size=2" in out
     assert json.loads((tmp_path / "a" / "results.json").read_text())["epochs"] == 1
 
 
@@ -1054,7 +1054,7 @@ def test_the_doctor_examines_the_machine(vitreous, monkeypatch):
 def test_a_real_folder_of_photos_is_trained_on(vitreous, real_data, tmp_path):
     photos, out = real_data("pizza_steak_sushi"), tmp_path / "run"
     code, text, err = vitreous("train", photos, "epochs=2", "model.dim=32", "model.depth=1", "--out", out)
-    assert code == 0 and "recipe photos, chosen for 225 training images: epochs=300 " in text and err == ""
+    assert code == 0 and "recipe photos, chosen for 225 training images: optim." in text and err == ""
     results = json.loads((out / "results.json").read_text())
     assert results["test"]["count"] == 75 and results["val"]["count"] == 23
     code, text, _ = vitreous("predict", out, photos / "test" / "sushi", "--top", 1)

@@ -142,7 +142,7 @@ for answer in vt.predict("{name}", "photo.jpg"):
 
 ## Measured
 
-{measured(results)}
+{measured(results, recipe.best_by)}
 
 ## Trained
 
@@ -188,21 +188,22 @@ def origin(recipe: Recipe, results: dict[str, Any]) -> str:
     return f"{own} {Path(recipe.start.weights).name}"
 
 
-def chosen(results: dict[str, Any]) -> str:
-    """How the weights of a run were chosen."""
+def chosen(results: dict[str, Any], best_by: str) -> str:
+    """How the weights of a run were chosen. best_by: as in its recipe."""
     if "probe" in results:
         return f"The strength of the head's regularisation was chosen by {results['probe']['chosen_by']}."
     if results["val"] is None:
         return f"There were no validation images: the weights are those after {results['passes']:.1f} passes."
+    by = f"{NAMES[best_by]} {figure_text(best_by, results['val'][best_by])}"
     return (
         f"The weights are those of epoch {results['best_epoch']} of {results['epochs']}, chosen by "
-        f"{results['val']['count']:,} validation images (top-1 {results['val']['top1']:.2%})."
+        f"{results['val']['count']:,} validation images ({by})."
     )
 
 
-def measured(results: dict[str, Any]) -> str:
+def measured(results: dict[str, Any], best_by: str) -> str:
     """What was measured on which images, with its uncertainty, and how the weights were chosen."""
-    seed = f"One run, seed {results['seed']}. {chosen(results)}"
+    seed = f"One run, seed {results['seed']}. {chosen(results, best_by)}"
     if results["test"] is None:
         return f"There were no test images. {seed}"
     low, high = top1_interval(results.get("float16", results["test"]))

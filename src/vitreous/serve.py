@@ -25,7 +25,7 @@ from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
 from vitreous.prediction import predict
 from vitreous.report.layout import Section, confidence_bar, gallery, lay_out, shot, tiles
-from vitreous.report.pictures import cheap_method, heated, picture
+from vitreous.report.pictures import HOW_TO_READ, cheap_method, heated, picture
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
@@ -137,7 +137,8 @@ class Service:
                 notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
         if not shots:
             return notes
-        text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}."
+        text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}. "
+        text += HOW_TO_READ
         return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}'
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:

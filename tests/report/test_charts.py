@@ -108,6 +108,17 @@ def test_a_heat_map_has_a_square_for_each_pair_that_occurs():
     assert re.findall(r'class="wrong l(\d)" d="M(\d \d)', chart) == [("1", "2 0"), ("5", "0 1")]  # 1 in 101: seen
 
 
+def test_each_place_of_a_chart_shows_the_values_of_the_nearest_point():
+    chart = line_chart("Loss", [Line("training", "s1", [1, 2, 6], [2.0, 1.0, 0.0])], x_label="epoch")
+    strips = re.findall(r'class="strip" x="([\d.]+)" width="([\d.]+)"', chart)
+    assert strips == [("0.00", "10.00"), ("10.00", "50.00"), ("60.00", "40.00")]  # points at 0, 20 and 100
+
+
+def test_dots_have_the_colours_that_are_asked_for():
+    chart = interval_chart("Top-1", [("a", 0.9, 0.8, 1.0), ("b", 0.85, 0.8, 0.9)], [2, 0])
+    assert re.findall(r'class="dot s(\d)"', chart) == ["2", "0"]
+
+
 def test_dots_lie_within_their_intervals_on_one_axis():
     chart = interval_chart("Top-1", [("a <1>", 0.9, 0.8, 1.0), ("b", 0.85, 0.8, 0.9)])
     whiskers = re.findall(r'class="whisker s(\d)" d="M([\d.]+) 50H([\d.]+)"', chart)

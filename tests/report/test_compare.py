@@ -266,6 +266,7 @@ def test_runs_on_other_images_are_told_apart(vitreous, runs, tmp_path):
     compare_page(tmp_path / "c.html", [run, read_run(other)])  # such as folds, of one name
     differ = "They were not judged on the same test images, so their figures cannot be compared."
     assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""
+    assert judged_apart([run, run, read_run(other)]).startswith("Not all were judged on the same test images, so that")
     assert vitreous("compare", runs / "a", other)[1].endswith(f"{differ}\n")
 
 

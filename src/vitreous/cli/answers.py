@@ -64,6 +64,7 @@ def evaluate(
             data=data,
             environment=environment(where, pick_precision(own_precision(model), where), 1),
         )
+        print(f"report: {out / 'report.html'}")
 
 
 def predict(

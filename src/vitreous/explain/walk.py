@@ -70,7 +70,8 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
     body = [
         f"<h1>One image through the model: {escape(name)}</h1>",
         f"<p>{_facts(model.config)} It answers <b>{escape(bundle.class_names[top[0]])}</b> with "
-        f"{lens[-1, top[0]]:.1%}. Equations are numbered as in Dosovitskiy et al. 2021; B = 1 image.</p>",
+        f"{lens[-1, top[0]]:.1%}. Equations are numbered as in Dosovitskiy et al. 2021. Shapes: B images (here 1), "
+        "N tokens of D numbers each, h attention heads of d numbers each, K classes.</p>",
         _pixels_and_patches(model, shown, normalised),
         _tokens(model, seen.tokens[0]),
     ]
@@ -167,9 +168,9 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
             *([f"<p>In this model {'; '.join(others)}.</p>"] if (others := _apart_from_paper(config)) else []),
             *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
         ]
-    reader = "the class token reads" if config.pool == "cls" else "the tokens that the head reads look at"
+    reader = "the class token reads" if config.pool == "cls" else "the tokens that the answer is read from look at"
     parts += [
-        f"<p>What {reader}, head by head:</p>",
+        f"<p>What {reader}, attention head by head (bright: much; the brightest patch gets the share below):</p>",
         '<div class="row">',
         *(
             _picture(overlay(shown, values, 112), f"head {i}, at most {values.max():.0%}", 112)

@@ -13,6 +13,7 @@ from vitreous.evaluation import Judged, pooled_figures
 from vitreous.explain import Method, evidence
 from vitreous.metrics import (
     NAMES,
+    calibration_error,
     chance_error,
     class_figures,
     confusion,
@@ -24,7 +25,7 @@ from vitreous.metrics import (
 )
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
-from vitreous.report.pictures import cheap_method, confident_mistakes, heated, picture, uncertain_hits
+from vitreous.report.pictures import HOW_TO_READ, cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images per gallery
 FEW_GROUPS = 40  # in simulations with fewer, of an accuracy of 0.9, intervals held in 89 to 94% of cases
@@ -75,7 +76,8 @@ def _results(
         if first["groups"] < FEW_GROUPS:
             macro += " With so few groups, intervals near 100% may hold in nine cases of ten rather than 19 of 20."
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
-<p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}</small></p>
+<p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>
+always answering the commonest class: {counts[-1].sum(axis=1).max() / counts[-1].sum():.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
 <div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
 many such images. {macro}</p></div></div>"""
@@ -118,6 +120,8 @@ def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: 
     charts = [reliability_chart("ECE as trained", reliability(logits, labels))]
     if not torch.equal(logits.double(), scaled):
         charts.append(reliability_chart(f"ECE at temperature {temperatures}", reliability(scaled, labels)))
+        if calibration_error(reliability(scaled, labels)) > calibration_error(reliability(logits, labels)):
+            about_temperature += " On the images here, the error is larger with it than without."
     return [
         Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),
         Section("classes", "Classes", _classes(counts, names)),
@@ -235,11 +239,13 @@ def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, text: st
     temperature."""
     meaning = (
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
-        "ECE is the mean distance from that, over all answers."
+        "The calibration error (ECE) is the mean distance from that, over all answers. "
+        "Across: how sure the model is; up: how often it is right."
     )
     mean, most = chance_error(scaled)
+    after = " is at its temperature" if len(charts) > 1 else ""
     chance = (
-        f"By chance a perfectly calibrated model, as sure as this one, would show {mean:.2%} on "
+        f"By chance a perfectly calibrated model, as sure as this one{after}, would show {mean:.2%} on "
         f"{len(labels):,} images, and up to {most:.2%} in 19 of 20 cases."
     )
     shown = f'{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
@@ -272,7 +278,7 @@ def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool
     }
     method = cheap_method(parts[0].bundle.model.config)
     body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
-    body += f"by {method.replace('_', ' ')}.</p>"
+    body += f"by {method.replace('_', ' ')}. {HOW_TO_READ}</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -132,16 +133,21 @@ def heat_map(counts: np.ndarray, title: str) -> str:
     return f'<svg class="heat" viewBox="0 0 {K} {K}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
-    """One dot with its interval per row: (name, value, low, high), shares of 1, over a common axis."""
+def interval_chart(
+    title: str, rows: Sequence[tuple[str, float, float, float]], colors: Sequence[int] | None = None
+) -> str:
+    """One dot with its interval per row: (name, value, low, high), shares of 1, over a common axis.
+
+    colors: the number of each row's colour, by default its own.
+    """
     scale = ticks(min(row[2] for row in rows), max(row[3] for row in rows))
     low, high = scale[0], scale[-1]
     along = partial(_along, low=low, high=high)
     parts = "".join(f'<path class="gridline" d="M{at:.2f} 0V100"/>' for at in along(scale))
     body = []
-    for i, (name, value, lower, upper) in enumerate(rows):
+    for color, (name, value, lower, upper) in zip(colors or range(len(rows)), rows, strict=True):
         a, b, c = along([lower, value, upper])
-        style = f"s{i % COLORS}"
+        style = f"s{color % COLORS}"
         marks = f'<path class="whisker {style}" d="M{a:.2f} 50H{c:.2f}"/><path class="dot {style}" d="M{b:.2f} 50h0"/>'
         label = f"{name}: {value:.2%}, {lower:.2%} to {upper:.2%}"
         body.append(
@@ -187,13 +193,13 @@ def _strips(lines: Sequence[Line], across: Callable[[float], np.ndarray], x_labe
     if len(at) > STRIPS:
         return ""
     values = [dict(zip(map(float, line.x), line.y, strict=True)) for line in lines]
-    width, parts = 100 / max(len(at) - 1, 1), []
-    for x in at:
+    places = [float(across(x)) for x in at]
+    edges, parts = [0, *((a + b) / 2 for a, b in pairwise(places)), 100], []
+    for x, (left, right) in zip(at, pairwise(edges), strict=True):
         told = [f"{line.name} {_value(v[x], percent)}" for line, v in zip(lines, values, strict=True) if x in v]
         hint = escape(f"{x_label} {x:g}: {', '.join(told)}")
-        left = float(across(x)) - width / 2
         parts.append(
-            f'<rect class="strip" x="{left:.2f}" width="{width:.2f}" height="100"><title>{hint}</title></rect>'
+            f'<rect class="strip" x="{left:.2f}" width="{right - left:.2f}" height="100"><title>{hint}</title></rect>'
         )
     return "".join(parts)
 

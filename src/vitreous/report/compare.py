@@ -27,6 +27,10 @@ from vitreous.weights.bundle import find_record
 # settings that change the pixels of the same images
 FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "start.weights")
 
+GAINED = (  # what the rows with p-values say
+    "Gained: images that only this run gets right; lost: those that only the first does. p: how often two equally good "
+    "models would differ at least as much, so a large p says that this difference may well be chance."
+)
 AGAINST = "  against the first"  # the name of the rows with p-values
 
 
@@ -242,9 +246,10 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
                 fitted.setdefault(tuple(run.recipe.get(key) for key in FITTED), set()).add(digest)
         other_set = len({run.data["name"] for run in judged}) > 1 and (None in digests or len(set(digests)) > 1)
         if other_set or any(len(found) > 1 for found in fitted.values()):
-            return (
-                f"They were not judged on the same {SPLIT_LABELS[split]} images, so their figures cannot be compared."
-            )
+            same = f"judged on the same {SPLIT_LABELS[split]} images"
+            if len(runs) == 2:
+                return f"They were not {same}, so their figures cannot be compared."
+            return f"Not all were {same}, so that not all figures can be compared."
     return ""
 
 
@@ -267,12 +272,13 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     names = [run.name for run in runs]
     charts = ""
     for split in ("test", "val"):
-        judged = [run for run in runs if run.figure(split, "top1") is not None]
-        rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged]
+        judged = {i: run for i, run in enumerate(runs) if run.figure(split, "top1") is not None}
+        rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged.values()]
         if rows:
-            charts += interval_chart(f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals", rows)
+            title = f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals"
+            charts += interval_chart(title, rows, list(judged))
     rows = figures(runs)
-    note = f'<p class="note">{about}</p>' if (about := about_p(rows)) else ""
+    note = f'<p class="note">{GAINED} {about}</p>' if (about := about_p(rows)) else ""
     recipes, by_recipe = over_seeds(runs)
     seeds = [Section("seeds", "Over seeds", _table(by_recipe, recipes, "Over seeds"))] if recipes else []
     sections = [
@@ -319,8 +325,9 @@ def _recipes(runs: Sequence[Finished]) -> str:
 
 def _table(rows: Sequence[tuple[str, list[str]]], names: Sequence[str], label: str) -> str:
     head = "".join(f'<th scope="col" class="name">{escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(text)}</td>" for text in texts)}</tr>'
-        for name, texts in rows
-    )
+    body = ""
+    for name, texts in rows:
+        kind = ' class="sub"' if name.startswith(" ") else ""
+        cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+        body += f'<tr><th scope="row"{kind}>{escape(name)}</th>{cells}</tr>'
     return scroll(f'<table class="runs"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>', label)

@@ -14,6 +14,7 @@ from vitreous.page import png
 LARGEST = 160  # pixels per side of a picture in the page
 SMALL = 64  # pixels per side up to which a picture is enlarged with visible pixels
 HEAT = np.array([255, 176, 0])
+HOW_TO_READ = "The brighter the orange, the more; where all stays gray, nothing in the image did."
 LARGE = 20e9  # tokens times weights over all passes of the default method, above which a report makes only one
 
 

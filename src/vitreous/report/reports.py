@@ -64,19 +64,21 @@ def train_report(
     warnings = (folder / "train.log").read_text() if (folder / "train.log").exists() else ""
     made = [
         _command(environment),
-        f'<h3>Warnings</h3><pre tabindex="0">{escape(warnings)}</pre>' if warnings else "",
+        f'<h3>Warnings</h3><pre class="log" tabindex="0">{escape(warnings)}</pre>' if warnings else "",
         f'<div class="grid"><div>{_data(data)}</div><div>{_environment(environment)}</div></div>',
         _resolved(recipe),
     ]
     sections = [
-        results_section(judged, tiles, chosen(results) + untouched),
+        results_section(judged, tiles, chosen(results, recipe.best_by) + untouched),
         Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"], recipe.best_by)),
         *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
         Section("made", "How it was made", "".join(made)),
     ]
-    page = lay_out(kind="Training report", heading=data["name"], lead=lead, sections=sections)
+    page = lay_out(
+        kind=f"Training report of {folder.resolve().name}", heading=data["name"], lead=lead, sections=sections
+    )
     write_page(folder / "report.html", page)
 
 
@@ -109,7 +111,7 @@ def folds_report(folder: Path, parts: Sequence[Judged], recipe: Recipe, runs: Se
         *fold_sections(parts),
         Section("made", "How it was made", _command(environment) + _environment(environment) + _resolved(recipe)),
     ]
-    page = lay_out(kind="Cross-validation", heading=data["name"], lead=lead, sections=sections)
+    page = lay_out(kind=f"Cross-validation {folder.resolve().name}", heading=data["name"], lead=lead, sections=sections)
     write_page(folder / "report.html", page)
 
 
@@ -123,7 +125,10 @@ def _by_fold(runs: Sequence[dict[str, Any]]) -> str:
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{figure_text(key, test[key])}</td>" for key in names)}</tr>'
         for name, test in rows
     )
-    return scroll(f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>', "Folds")
+    table = f'<table class="wide folds"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>'
+    note = "Means of the folds' own figures; above, each figure is of all images together, so that precision, F1 and "
+    note += "calibration error differ."
+    return f'{scroll(table, "Folds")}<p class="note">{note}</p>'
 
 
 def evaluation_report(
