@@ -156,7 +156,7 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("epochs=abc", "command line: epochs is 'abc': input should be a valid integer"),
         ("optim.betas=[0.9]", "command line: optim.betas is [0.9]: one number is missing"),
         ("model.image_size=[8, 0]", "command line: model.image_size is 0: input should be greater than 0"),
-        ("augment.crop_scale=0.5", "command line: augment.crop_scale is 0.5: write a list, such as [0.5, 1.0]"),
+        ("augment.crop_scale=0.5", "command line: augment.crop_scale is 0.5: write a list in brackets, as in [1, 2]"),
         ("epochs=", "epochs= lacks its value: write one, such as epochs=30"),
         ("optim.name= ", "optim.name= lacks its value: write one, such as optim.name=adamw"),
         ("model.image_size=[8]", "command line: model.image_size is [8]: one number is missing"),

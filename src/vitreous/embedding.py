@@ -79,6 +79,8 @@ def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: s
 def voters(own: Features, among: Features | None = None, k: int = 5) -> int:
     """How many neighbours vote where `knn_accuracy` is asked for k. Raises ValueError if there are none."""
     most = len(own.labels) - 1 if among is None else len(among.labels)
+    if k < 1:
+        raise ValueError(f"k is {k}: at least one neighbour votes, give 1 or more")
     if most < 1:
         raise ValueError("one image has no neighbours: give more")
     return min(k, most)

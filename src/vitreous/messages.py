@@ -20,17 +20,18 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
     if not isinstance(error, ValidationError):
         return str(error)
     fault = error.errors()[0]
-    key = section + re.sub(r"\.\d+$", "", ".".join(map(str, fault["loc"])))  # of a pair both have one key
+    of_list = len(fault["loc"]) > 1 and isinstance(fault["loc"][-1], int)  # whose items have no key of their own
+    key = section + ".".join(map(str, fault["loc"][:-1] if of_list else fault["loc"]))
     inner = fault.get("ctx", {}).get("error")
     if isinstance(inner, ValidationError):
         return one_line(inner, f"{key}.", hint)
     if fault["type"] == "extra_forbidden":
         return f"unknown key '{key}'{hint(key)}"
     message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):  # of a pair
+    if fault["type"] == "missing" and of_list:
         message = "one number is missing"
     if fault["type"] == "tuple_type":
-        message = "write a list, such as [0.5, 1.0]"
+        message = "write a list in brackets, as in [1, 2]"
     if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
         message = f"write {float(fault['input']):.0f}"
     if fault["type"] == "value_error":

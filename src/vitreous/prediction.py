@@ -210,6 +210,11 @@ def image_name(image: Asked) -> str:
     return as_text(image)
 
 
+def _is_dangling(file: Path) -> bool:
+    """Whether it is a link to a file that is gone; editors leave hidden ones."""
+    return file.is_symlink() and not file.exists() and not file.name.startswith(".")
+
+
 def image_files(patterns: Iterable[str]) -> list[Path]:
     """The image files of paths, folders (searched recursively) and glob patterns, sorted within each.
 
@@ -225,7 +230,8 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
         else:
             root = Path(path.anchor)
             rest = pattern.removeprefix(path.anchor).lstrip("/")
-            found = sorted(file for file in root.glob(rest) if file.is_file() or not file.exists()) if rest else []
+            matching = root.glob(rest) if rest else ()
+            found = sorted(file for file in matching if file.is_file() or _is_dangling(file))
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"
             raise ValueError(f"{kind} '{pattern}': give image files, folders or patterns such as 'photos/*.jpg'")

@@ -47,6 +47,27 @@ def test_maps_are_those_of_the_method(files, method, pool):
         assert e.attention.sum(axis=(1, 2)).tolist() == pytest.approx([1, 1], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "titles"),
+    [
+        ({}, ["integrated gradients", "attention rollout, for any class"]),
+        ({"head": 2}, ["integrated gradients", "attention rollout, for any class"]),
+        ({"method": "rollout", "head": 2}, ["rollout", "attention, block 2, mean of heads"]),
+        (
+            {"method": "attention", "layer": 1, "head": 2},
+            ["attention, block 1, head 2", "attention rollout, for any class"],
+        ),
+        ({"method": "grad_cam", "layer": 1}, ["grad cam, block 1", "attention rollout, for any class"]),
+    ],
+)
+def test_a_picture_says_what_its_maps_are_of(files, tmp_path, monkeypatch, options, titles):
+    drawn = []
+    monkeypatch.setattr("vitreous.plots.explanation", lambda *_, **named: drawn.append(named["maps"]))
+    (found,) = explain(tiny_bundle(depth=2), files[0], device="cpu", **options)
+    write_explanation(found, (4, 4), tmp_path / "x")
+    assert list(drawn[0]) == titles and not np.array_equal(*drawn[0].values())
+
+
 def test_probabilities_are_at_the_bundles_temperature(files):
     hot = dataclasses.replace(tiny_bundle(), temperature=3.0)
     (mine,) = explain(hot, files[0], curves=True, device="cpu")

@@ -19,7 +19,7 @@ from vitreous import report
 from vitreous.card import UNTESTED
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
-from vitreous.metrics import chance_error
+from vitreous.metrics import chance_error, classification_metrics
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
@@ -423,6 +423,17 @@ def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_
     for labels in (same, torch.full_like(same, int(same[0]))):
         body = results_section({"test": judged._replace(labels=labels)}, {}, "").body
         assert (told in body) == (labels is not same)
+
+
+@pytest.mark.parametrize(("groups", "told"), [(4, True), (60, False)])
+def test_intervals_of_a_few_groups_are_qualified(tmp_path, groups, told):
+    judged = judge(tiny_bundle(), tiny_set(test=60).test, device=torch.device("cpu"), precision="float32", name="test")
+    names = np.array([f"patient {i % groups}" for i in range(60)])
+    figures = classification_metrics(judged.logits, judged.labels, groups=names)
+    grouped = judged._replace(figures=figures, groups=names)
+    evaluation_report(tmp_path / "r.html", grouped, model="m", data=None, environment=ENVIRONMENT)
+    text = Page(tmp_path / "r.html").text
+    assert f"come in {groups} groups" in text and ("With so few groups" in text) == told
 
 
 def test_a_split_of_one_image_is_enough(tmp_path):

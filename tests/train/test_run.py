@@ -945,6 +945,10 @@ def test_a_missing_test_image_is_told_before_training_and_a_broken_one_loses_not
         trained(recipe, None)
     left_out = recipe.with_options("data", skip_broken=True)
     assert trained(left_out, None, resume=True, on_step=pytest.fail).results["test"]["count"] == 11
+    longer = recipe.model_copy(update={"epochs": 9})
+    trained(longer, None, "other", on_step=interrupt_after(7))
+    with pytest.raises(ValueError, match=rf"then end the run by vitreous train --finish --out {tmp_path / 'other'}$"):
+        trained(longer, None, "other", finish=True)
 
 
 def test_a_run_goes_on_with_its_own_classes_only(trained, tmp_path):

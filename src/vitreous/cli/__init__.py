@@ -92,6 +92,8 @@ def main() -> None:
             parts = error.strerror, error.filename, WAYS_OUT.get(error.errno)
             _refuse(": ".join(str(part) for part in parts if part))
         message = str(error) or type(error).__name__
+        if isinstance(error, OSError) and (way_out := WAYS_OUT.get(getattr(error.__cause__, "errno", None))):
+            message += f": {way_out}"
         if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
             _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
         if isinstance(error, RuntimeError) and ("shared memory" in message or "DataLoader worker" in message):

@@ -1,6 +1,7 @@
 """`vitreous train`."""
 
 import logging
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,7 @@ def train(
     if resume and data is None and Path(place).is_absolute() and not Path(place).exists():
         raise ValueError(
             f"{place}, the data of this run, is not there: if it has moved, say where it is now, as in "
-            f"`vitreous train DATA --{'finish' if finish else 'resume'} --out {out}`"
+            f"`vitreous train DATA --{'finish' if finish else 'resume'} --out {shlex.quote(str(out))}`"
         )
     cross = chosen.data.folds is not None and chosen.data.fold is None
     if cross and finish:

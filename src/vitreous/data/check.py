@@ -4,6 +4,7 @@ import hashlib
 import unicodedata
 from contextlib import suppress
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
@@ -177,7 +178,7 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
 
 def _pair(name: str, other: str) -> str:
     """Two images of the same pixels, which a table may list as one file."""
-    return f"{name}, which is listed twice" if name == other else f"{name} = {other}"
+    return f"{name}, which is listed twice" if name == other and Path(name).is_file() else f"{name} = {other}"
 
 
 def image_hashes(images: ArrayImages) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -77,8 +78,7 @@ class Images(ABC):
     def _view(self, rows: np.ndarray) -> "Images":
         """Other rows of the same storage; unlike a copy or a pickle, it shares everything that is open."""
         view = object.__new__(type(self))
-        measured = ("shape", "channels", "_sampled_shapes")  # of the rows here, not of others
-        view.__dict__.update({name: value for name, value in self.__dict__.items() if name not in measured}, rows=rows)
+        view.__dict__.update(self.__dict__, rows=rows)
         return view
 
     def describe(self, row: int) -> str:
@@ -86,7 +86,10 @@ class Images(ABC):
 
     def original(self, row: int) -> "Images":
         """One image as stored before any decoding and fitting."""
-        return self.take(np.array([row]))
+        one = self.take(np.array([row]))
+        for measured in ("shape", "channels", "_sampled_shapes"):  # of all images, not of this one
+            one.__dict__.pop(measured, None)
+        return one
 
     def read(self, rows: np.ndarray, preprocess: Preprocess) -> np.ndarray:
         """Read and fit some rows: uint8 (n, C, H, W). Raises BrokenImage for one that cannot be read."""
@@ -223,7 +226,8 @@ class FileImages(Images):
         return np.array(self.columns[name])[self.rows] if name in self.columns else None
 
     def missing(self) -> str | None:
-        return next((self._name(row) for row in self.rows if not Path(self.paths[row]).exists()), None)
+        there = os.path.exists  # four times as fast as Path's, which raises for a name that is too long
+        return next((self._name(row) for row in self.rows if not there(self.paths[row])), None)
 
     def key(self) -> str:
         return identity(self.paths)

@@ -213,10 +213,10 @@ def write_explanation(explanation: Explanation, patch_size: tuple[int, int], ste
     method = e.method.replace("_", " ")
     if e.method in ("attention", "grad_cam"):
         method += f", block {e.layer}"
-    if e.head is not None:
+    if e.method == "attention" and e.head is not None:
         method += f", head {e.head}"
     if e.method == "rollout":
-        other = {f"attention, block {e.layer}": e.attention.mean(axis=0)}
+        other = {f"attention, block {e.layer}, mean of heads": e.attention.mean(axis=0)}
     else:
         other = {"attention rollout, for any class": e.rollout}
     draw(

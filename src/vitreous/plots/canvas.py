@@ -46,10 +46,12 @@ def _families(letters: set[str]) -> list[str]:
         if missing & _letters_of(name):
             families.append(name)
             missing -= _letters_of(name)
+        if not missing:
+            break
     if missing and not _told:
         log.warning(
             "no font here has %s: pictures show boxes instead; install one that has, such as Noto Sans CJK, and remove "
-            "%s, where matplotlib notes the fonts it knows",
+            "%s/fontlist-*.json, where matplotlib notes the fonts it knows",
             shorten(map(repr, sorted(missing))), matplotlib.get_cachedir(),
         )  # fmt: skip
     _told.update(missing)

@@ -141,7 +141,7 @@ def fit(
             try:
                 results = engine.from_main(partial(outcome.finish, job))
             except BrokenImage as error:
-                again = resumption(folder, recipe, given=job.given)
+                again = resumption(folder, recipe, "finish" if finish else "resume", job.given)
                 raise BrokenImage(f"{error}; training is done and kept: then end the run by {again}") from error
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
