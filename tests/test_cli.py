@@ -267,7 +267,8 @@ def test_features_and_reports_are_of_the_precision_that_the_recipe_asks_for(vitr
     image = "photos/test/bee/002.png"
     assert vitreous("embed", "run", "--split", "test", "--nearest", image, "--device", "cpu")[0] == 0
     assert set(asked) == {"float32"}
-    assert vitreous("evaluate", "run", "--out", tmp_path / "new", "--device", "cpu")[0] == 0
+    code, out, _ = vitreous("evaluate", "run", "--out", tmp_path / "new", "--device", "cpu")
+    assert code == 0 and out.endswith(f"report: {tmp_path / 'new' / 'report.html'}\n")
     assert '<th scope="row">precision</th><td>float32</td>' in (tmp_path / "new" / "report.html").read_text()
 
 

@@ -191,6 +191,9 @@ def test_a_card_says_how_the_weights_were_chosen(run):
     best = read(folder / "results.json")["best_epoch"]
     text = f"The weights are those of epoch {best} of 16, chosen by 12 validation images (top-1 100.00%)."
     assert text in card(folder) and "- epochs: 16\n" in card(folder)
+    loss = read(folder / "results.json")["val"]["loss"]
+    change(folder / "recipe.yaml", "best_by: top1", "best_by: loss")
+    assert f"chosen by 12 validation images (loss {loss:.4f})." in card(folder)
     (folder / "results.json").write_text(json.dumps(read(folder / "results.json") | {"val": None}))
     assert "There were no validation images: the weights are those after 14.2 passes." in card(folder)
     change(folder / "recipe.yaml", "time_limit: null", "time_limit: 90")

@@ -245,7 +245,7 @@ def test_files_tell_size_and_channels_from_their_headers(tmp_path):
     assert mixed.shape is None and mixed.channels == 3
 
 
-def test_a_view_tells_its_own_shape_whoever_was_asked_before(tmp_path):
+def test_an_original_tells_its_own_shape_whoever_was_asked_before(tmp_path):
     to_image(pixels(1, 3, 8)[0]).save(tmp_path / "a.png")
     to_image(pixels(1, 1, 12)[0]).save(tmp_path / "b.png")
     images = FileImages([tmp_path / "a.png", tmp_path / "b.png"])

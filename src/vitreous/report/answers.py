@@ -117,10 +117,11 @@ def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: 
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
     counts, temperatures = confusion(logits, labels), ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
-    charts = [reliability_chart("ECE as trained", reliability(logits, labels))]
+    before, after = reliability(logits, labels), reliability(scaled, labels)
+    charts = [reliability_chart("ECE as trained", before)]
     if not torch.equal(logits.double(), scaled):
-        charts.append(reliability_chart(f"ECE at temperature {temperatures}", reliability(scaled, labels)))
-        if calibration_error(reliability(scaled, labels)) > calibration_error(reliability(logits, labels)):
+        charts.append(reliability_chart(f"ECE at temperature {temperatures}", after))
+        if calibration_error(after) > calibration_error(before):
             about_temperature += " On the images here, the error is larger with it than without."
     return [
         Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),

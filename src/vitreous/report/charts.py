@@ -133,19 +133,17 @@ def heat_map(counts: np.ndarray, title: str) -> str:
     return f'<svg class="heat" viewBox="0 0 {K} {K}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
-def interval_chart(
-    title: str, rows: Sequence[tuple[str, float, float, float]], colors: Sequence[int] | None = None
-) -> str:
+def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]], colors: Sequence[int]) -> str:
     """One dot with its interval per row: (name, value, low, high), shares of 1, over a common axis.
 
-    colors: the number of each row's colour, by default its own.
+    colors: the number of each row's colour.
     """
     scale = ticks(min(row[2] for row in rows), max(row[3] for row in rows))
     low, high = scale[0], scale[-1]
     along = partial(_along, low=low, high=high)
     parts = "".join(f'<path class="gridline" d="M{at:.2f} 0V100"/>' for at in along(scale))
     body = []
-    for color, (name, value, lower, upper) in zip(colors or range(len(rows)), rows, strict=True):
+    for color, (name, value, lower, upper) in zip(colors, rows, strict=True):
         a, b, c = along([lower, value, upper])
         style = f"s{color % COLORS}"
         marks = f'<path class="whisker {style}" d="M{a:.2f} 50H{c:.2f}"/><path class="dot {style}" d="M{b:.2f} 50h0"/>'
