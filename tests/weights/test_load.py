@@ -17,7 +17,10 @@ from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.weights import bundle as bundle_module
 from vitreous.weights import from_timm, from_torchvision, from_vitreous, load_weights
+from vitreous.weights.load import AS_IMAGENET, imagenet_classes
 from vitreous.weights.maps import merge_qkv, split_qkv
+
+PIZZA = "pizza, pizza pie"
 
 
 @pytest.fixture
@@ -108,6 +111,26 @@ def test_another_number_of_classes_makes_a_new_head_and_says_so(folder):
     assert "new head, which answers 0 for every class: 5 classes in place of 3" in report.lines()
     same = load_weights(folder, num_classes=3)
     assert same[1].new_head == "" and same[0].class_names == CLASSES
+
+
+def test_a_head_of_1000_classes_without_names_is_taken_for_that_of_imagenet(tmp_path, monkeypatch):
+    names = imagenet_classes()
+    assert len(set(names)) == 1000 and (names[0], names[207], names[963]) == (
+        "tench, Tinca tinca", "golden retriever", PIZZA
+    )  # fmt: skip
+    monkeypatch.setitem(
+        from_timm.ARCHITECTURES,
+        "vit_mini",
+        ({"embed_dim": 16, "depth": 1, "num_heads": 2, "in_chans": 1}, 4, 8, 0.9, {"mean": (0.1,), "std": (0.2,)}),
+    )
+    for classes, expected in ((1000, names), (999, tuple(map(str, range(999))))):
+        model = tiny_bundle(classes=tuple(map(str, range(classes)))).model
+        save_file(from_timm.to_theirs(model.state_dict(), model.config), tmp_path / "model.safetensors")
+        bundle, report = load_weights(tmp_path, arch="vit_mini")
+        assert bundle.class_names == expected and not report.named
+        assert (AS_IMAGENET in report.lines()) == report.imagenet == (classes == 1000)
+    bundle, report = load_weights(tmp_path, arch="vit_mini", num_classes=1000)  # a new head, of the file with 999
+    assert bundle.class_names[:2] == ("0", "1") and not report.imagenet
 
 
 def test_a_file_without_head_needs_a_number_of_classes(folder):
@@ -477,12 +500,12 @@ def test_a_file_of_another_kind_is_refused(folder):
 def test_deit_tiny_knows_a_pizza(real_data):
     file = real_data("weights") / "deit_tiny_patch16_224.fp16.safetensors"
     bundle, report = load_weights(file, arch="deit_tiny_patch16_224")
-    assert len(report.loaded) == 152 and not report.left_out and bundle.class_names == tuple(map(str, range(1000)))
+    assert len(report.loaded) == 152 and not report.left_out and report.imagenet
     assert sum(p.numel() for p in bundle.model.parameters()) == 5_717_416
     pizzas = sorted((real_data("pizza_steak_sushi") / "test" / "pizza").glob("*.jpg"))
     answers = list(predict(bundle, pizzas, top=5, precision="float32"))
-    assert len(answers) == 25 and sum(a.classes[0] == "963" for a in answers) >= 21  # pizza's place among ImageNet's
-    assert sum("963" in a.classes for a in answers) >= 23
+    assert len(answers) == 25 and sum(a.classes[0] == PIZZA for a in answers) >= 21
+    assert sum(PIZZA in a.classes for a in answers) >= 23
     assert isinstance(bundle.model, ViT)
 
 

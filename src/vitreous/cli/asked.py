@@ -1,6 +1,7 @@
 """Who is asked, and about which images: what commands make of the names that they are given."""
 
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +23,12 @@ def asked_model(run: str, arch: str | None, revision: str | None) -> "str | Bund
         with suppress(ValueError):
             read_config(find_bundle(run))
             return run
-    from vitreous.weights.load import load_weights
+    from vitreous.weights.load import AS_IMAGENET, load_weights
 
-    return load_weights(run, arch=arch, revision=revision)[0]
+    bundle, report = load_weights(run, arch=arch, revision=revision)
+    if report.imagenet:
+        print(f"vitreous: {run}: {AS_IMAGENET}", file=sys.stderr)
+    return bundle
 
 
 def asked_images(run: "str | Bundle", patterns: Iterable[str]) -> "list[Path | StoredImage]":

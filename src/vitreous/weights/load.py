@@ -28,6 +28,7 @@ from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
 PREPROCESSING = "preprocessor_config.json"
 UNEXPECTED = "our model of this architecture has no such tensor"
+AS_IMAGENET = "its 1,000 classes have no names and are taken for those of ImageNet"
 SEPARATE = "has no queries, keys and values of its shape to stand with"
 
 
@@ -49,7 +50,9 @@ class Report(NamedTuple):
     """The same for positions that are not weights and are computed for the model's grid instead."""
     preprocess: Preprocess
     named: bool
-    """Whether the file names the classes of its head; otherwise they are numbered."""
+    """Whether the file names the classes of its head."""
+    imagenet: bool
+    """Whether the classes of its head, 1,000 without names, are taken for ImageNet's. Others are numbered."""
 
     def lines(self) -> list[str]:
         """A summary for the user."""
@@ -60,6 +63,8 @@ class Report(NamedTuple):
             lines.append(f"left out: {shorten(names)}: {reason}")
         if self.new_head:
             lines.append(f"new head, which answers 0 for every class: {self.new_head}")
+        if self.imagenet:
+            lines.append(AS_IMAGENET)
         if grids := self.resampled or self.computed:
             old, new = (f"{rows} x {columns}" for rows, columns in grids)
             told = f"positions resampled from a grid of {old} to {new}"
@@ -137,11 +142,23 @@ def load_weights(
     loaded = {name: home for name, home in match.loaded.items() if home in state}
     left_out = match.left_out | {name: "a new head takes its place" for name in match.loaded.keys() - loaded.keys()}
     named = bool(said.class_names) and not new_head
-    names = said.class_names if named else tuple(map(str, range(classes)))
+    imagenet = not said.class_names and not new_head and classes == 1000
+    unnamed = imagenet_classes() if imagenet else tuple(map(str, range(classes)))
+    names = said.class_names if named else unnamed
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
-    report = Report(str(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named)
+    report = Report(
+        str(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
+    )
     return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
+
+
+def imagenet_classes() -> tuple[str, ...]:
+    """The 1,000 classes of ILSVRC 2012 in the order of their WordNet ids, each as its words in WordNet 3.0.
+
+    Two of them are called crane there; here they say which. Source: Russakovsky et al. 2015, arXiv 1409.0575.
+    """
+    return tuple(Path(__file__).with_name("imagenet.txt").read_text().splitlines())
 
 
 def find_weights(source: Path | str, revision: str | None = None) -> Path:
