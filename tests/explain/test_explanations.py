@@ -189,6 +189,10 @@ def test_a_figure_names_the_class_only_where_the_method_asks_for_one(files, tmp_
 
 def test_a_class_that_is_not_there_is_one_line():
     assert class_index("bee", CLASSES) == 1
+    birds = ("crane (bird)", "kite, hawk", "ant, emmet", "kite")
+    assert (class_index("hawk", birds), class_index("kite", birds), class_index("ant, emmet", birds)) == (1, 3, 2)
+    with pytest.raises(ValueError, match="unknown class 'kite'"):
+        class_index("kite", ("kite, hawk", "kite, toy"))
     with pytest.raises(ValueError, match=r"unknown class 'beee': did you mean 'bee'\? the model knows ant, bee, cat"):
         class_index("beee", CLASSES)
     with pytest.raises(ValueError, match="unknown class '': the model knows ant, bee, cat"):

@@ -188,12 +188,18 @@ def explained_at_once(config: ViTConfig) -> int:
 
 
 def class_index(name: str, class_names: Sequence[str]) -> int:
-    """The index of a class, by name. Raises ValueError for an unknown or ambiguous name."""
+    """The index of a class, by name, or by one of its words: "pizza" for "pizza, pizza pie" if no other has that.
+
+    Raises ValueError for an unknown or ambiguous name.
+    """
     if class_names.count(name) > 1:
         count = class_names.count(name)
         raise ValueError(f"the model has {count} classes named '{name}', which a name cannot tell apart")
     if name in class_names:
         return class_names.index(name)
+    having = [k for k, words in enumerate(class_names) if name in words.split(", ")]
+    if len(having) == 1:
+        return having[0]
     hint = did_you_mean(name, class_names)
     raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
 
