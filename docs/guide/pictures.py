@@ -373,7 +373,7 @@ def variables(number: str) -> dict:
 
 def dropout() -> Figure:
     """Dropout blanks numbers of the tokens; stochastic depth blanks branches of images, later ones more often."""
-    torch.manual_seed(0)
+    torch.manual_seed(269)  # with which nine images show what many would
     chart = figure(11, 4.2)
     left, right = chart.subplots(1, 2, width_ratios=[1.6, 1])
     numbers = nn.Dropout(0.25)(torch.ones(9, 24)).numpy() > 0
@@ -386,7 +386,7 @@ def dropout() -> Figure:
     right.imshow(torch.stack(branches, dim=1).numpy(), cmap=ListedColormap(["white", GREEN]), vmin=0, vmax=1)
     _cells(right, 9, 6)
     right.set_xticks(range(6), range(6))
-    right.set(xlabel="block", ylabel="9 images of a batch")
+    right.set(xlabel="block, one of its two branches", ylabel="9 images of a batch")
     right.set_title("stochastic depth, p = 0 to 0.5: whole branches", fontsize=12, color=INK)
     return chart
 
@@ -464,7 +464,7 @@ def measured_cures() -> Figure:
     shown = [name.replace("combined without", "... without") for name in names]
     axes.set_yticks(range(len(names)), shown, fontsize=11)
     axes.invert_yaxis()
-    plain(axes, "300 digits to learn from: one change at a time, and all together", "right, of the others, %", "")
+    plain(axes, "300 digits to learn from: one change at a time, and six together", "right, of the others, %", "")
     axes.set_xlim(0, 100)
     return chart
 
@@ -484,7 +484,7 @@ def augmented_digits() -> Figure:
     chart = figure(11, 3.2)
     for part, (title, config) in zip(chart.subfigures(1, 4), kinds.items(), strict=True):
         part.suptitle(title, fontsize=12, color=INK)
-        draws = augmentation.draw(config, 4, seed=4, epoch=0)
+        draws = augmentation.draw(config, 4, seed=412, epoch=0)  # which mixes all four visibly
         (changes,) = augmentation.plan(draws, config, 0, (8, 8), 4)
         changed = augmentation.augment(images, changes, config, torch.zeros(1))
         changed, _ = augmentation.mix(changed, labels, 10, changes, config, progress=0.0)

@@ -27,7 +27,7 @@ POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos
 PATCHES = {
     "linear": "each patch flattened, times one matrix <b>E</b>",
     "conv": "one convolution whose stride is its kernel: the same as cutting patches and multiplying each by <b>E</b>",
-    "conv_stem": "3 x 3 convolutions whose fields overlap; the last of them answers where equation 1 has "
+    "conv_stem": "3 x 3 convolutions whose fields overlap; the last of them gives what equation 1 calls "
     "<b>x</b><sub>i</sub><b>E</b>",
 }
 POSITIONS = {
@@ -42,8 +42,8 @@ POOLS = {
     "mean": "<b>y</b> = 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>)",
     "cls_mean": "<b>y</b> = [LN(<b>z</b><sub>L</sub><sup>class</sup>); 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub>"
     "<sup>i</sup>)]",
-    "attention": "<b>y</b> = Σ<sub>i</sub> w<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>),  "
-    "<b>w</b> = softmax(<b>s</b> · LN(<b>z</b><sub>L</sub>))",
+    "attention": "<b>y</b> = Σ<sub>i</sub> a<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>),  "
+    "<b>a</b> = softmax(LN(<b>z</b><sub>L</sub>) <b>w</b>)",
 }
 
 
@@ -158,7 +158,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
             f'<p class="shape">q, k, v: (B, h, N, d) = (1, {h}, {N}, {d}) · weights: (B, h, N, N) = '
             f"(1, {h}, {N}, {N}) · tokens in and out: (B, N, D) = (1, {N}, {config.dim})</p>",
             _equation(
-                "[<b>q</b>, <b>k</b>, <b>v</b>] = LN(<b>z</b>) <b>U</b><sub>qkv</sub>  (5)",
+                "[<b>q</b>, <b>k</b>, <b>v</b>] = <b>z</b> <b>U</b><sub>qkv</sub>  (5)",
                 "A = softmax(<b>q</b> <b>k</b><sup>T</sup> / √d)  (6)",
                 "MSA(<b>z</b>) = [A<sub>1</sub><b>v</b><sub>1</sub>; …; A<sub>h</sub><b>v</b><sub>h</sub>] "
                 "<b>U</b><sub>msa</sub>  (7, 8)",
@@ -209,7 +209,7 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
             _step(
                 "Head and probabilities",
                 f"(B, K) = (1, {config.num_classes})",
-                f"<b>a</b> = {logits},  p<sub>k</sub> = exp(a<sub>k</sub> / T) / Σ<sub>j</sub> exp(a<sub>j</sub> / T)",
+                f"<b>s</b> = {logits},  p<sub>k</sub> = exp(s<sub>k</sub> / T) / Σ<sub>j</sub> exp(s<sub>j</sub> / T)",
             ),
             f"<p>The temperature T is {bundle.temperature:.3g}; where it is not 1, validation images gave it.</p>",
             code(ViT.forward),

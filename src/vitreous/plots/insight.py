@@ -58,7 +58,7 @@ def explanation(
     if curves is not None:
         _curves(next(cells).subplots(), curves)
     small = next(cells)
-    small.suptitle(f"attention of block {layer}, head by head", fontsize=9)
+    small.suptitle(f"attention of block {layer}, head by head\n(share of the brightest patch)", fontsize=9)
     rows = max(1, round((len(heads) / (2 if curves is None else 1)) ** 0.5))
     for axes in small.subplots(rows, math.ceil(len(heads) / rows), squeeze=False).flat:
         axes.axis("off")
@@ -193,7 +193,7 @@ def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
             area = ((order[1:] + order[:-1]) / 2 * np.diff(shares)).sum()
             axes.plot(shares, order, line, color=color, label=f"{name}, area {area:.2f}")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of patches", box_aspect=0.9)
-    axes.set_title("probability as patches go or come", fontsize=9)
+    axes.set_title("probability as patches go (mean colour)\nor come (into a blurred image)", fontsize=9)
     axes.figure.legend(fontsize=7, frameon=False, handlelength=1.5, ncols=2, loc="outside lower center")
     axes.spines[["top", "right"]].set_visible(False)
 
