@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -156,8 +158,14 @@ def test_public_names_are_what_they_say_and_no_module_takes_their_place():
         vitreous.fitt  # noqa: B018
 
 
+def test_public_names_are_listed_before_they_are_used():
+    code = "import vitreous; print(sorted(set(vitreous.__all__) - set(dir(vitreous))))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_lazy_names_are_those_that_type_checkers_see():
     tree = ast.parse((ROOT / "__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {(a.asname or a.name): (node.module, a.name) for node in block.body for a in node.names}
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    lines = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {(a.asname or a.name): (node.module, a.name) for node in lines for a in node.names}
     assert seen == vitreous._HOMES

@@ -586,7 +586,8 @@ def test_a_run_is_not_overwritten(vitreous, work):
     before = (work / "run" / "recipe.yaml").read_bytes()
     code, _, err = vitreous("train", "photos", "--recipe", "r.yaml", "--out", "run")
     assert code == 2 and err == (
-        "vitreous: run already holds a run: go on with it by --resume, or name another folder with --out\n"
+        "vitreous: run already holds a run: go on with it by --resume (resume=True), or name another folder with "
+        "--out\n"
     )
     assert (work / "run" / "recipe.yaml").read_bytes() == before
 

@@ -289,11 +289,14 @@ def test_a_whole_split_goes_through_in_batches_of_bounded_size():
     assert eval_batch_size(ViTConfig(image_size=2048, patch_size=4)) == 1
 
 
-def test_a_model_left_in_training_mode_answers_as_in_evaluation(files):
+def test_a_model_in_training_mode_answers_as_in_evaluation_and_stays_as_it_was(files):
     bundle = tiny_bundle(dropout=0.5, drop_path=0.5, depth=2)
     expected = ask(bundle, files)
     bundle.model.train()
-    assert ask(bundle, files) == expected and not bundle.model.training
+    bundle.model.blocks[0].eval()
+    modes = [module.training for module in bundle.model.modules()]
+    assert ask(bundle, files) == expected
+    assert [module.training for module in bundle.model.modules()] == modes and len(set(modes)) == 2
 
 
 def test_a_split_is_answered_in_its_own_order(bundle):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -134,6 +135,13 @@ def test_a_file_that_is_no_recipe_is_told_in_one_line(written, text, message):
 def test_a_binary_file_is_no_recipe(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     assert refused(str(tmp_path / "x.yaml")).startswith("x.yaml is not valid YAML")
+
+
+def test_a_path_is_read_and_overrides_are_a_list(written):
+    file = written("epochs: 3")
+    assert read_recipe(Path(file)) == read_recipe(str(file)) and read_recipe(Path(file), ("epochs=4",)).epochs == 4
+    with pytest.raises(TypeError, match=r"^overrides is the text 'epochs=4': give a list, \['epochs=4'\]$"):
+        read_recipe(file, "epochs=4")
 
 
 def test_an_unknown_name_is_told_the_nearest_one():

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from vitreous.train.run import fit
     from vitreous.weights.bundle import Bundle
 
+    __version__: str
+
 _HOMES = {
     "load_data": ("vitreous.data.sources", "load"),
     "ImageSet": ("vitreous.data.images", "ImageSet"),
@@ -37,12 +39,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
-        return version("vitreous")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+
+if not TYPE_CHECKING:  # a checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("vitreous")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'vitreous' has no attribute '{name}'")
+        module, attribute = _HOMES[name]
+        return getattr(import_module(module), attribute)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -51,6 +52,18 @@ Asked = Path | str | bytes | Image.Image | np.ndarray | Tensor | StoredImage
 """A path, a file's bytes, a picture, pixels in a format that `as_pixels` takes for many, or an image of a split."""
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode while inside."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 @torch.inference_mode()
 def forward(
     model: nn.Module, images: Tensor, preprocess: Preprocess, precision: str, *, features: bool = False
@@ -59,8 +72,7 @@ def forward(
 
     features: return the input of the head, (B, pooled_dim), instead of logits.
     """
-    model.eval()
-    with autocast(images.device, precision):
+    with evaluating(model), autocast(images.device, precision):
         images = preprocess.normalise(images)
         answers = model.pooled(model.forward_features(images)) if features else model(images)
     return answers.float().cpu()

@@ -67,6 +67,38 @@ def test_labels_are_checked_against_the_classes():
     ImageSet.from_arrays(pixels(2), [0, 1], test=(pixels(1), [1]))  # a class may be missing from test
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (np.array(["ant", "bee"]), ("ant", "bee")),
+        (range(2), ("0", "1")),
+        ([("tench", "Tinca tinca"), ("crane",)], ("tench, Tinca tinca", "crane")),
+    ],
+)
+def test_class_names_become_text(given, names):
+    images, labels = np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1]
+    chosen = ImageSet.from_arrays(images, labels, class_names=given).class_names
+    assert chosen == names and {type(name) for name in chosen} == {str}
+    data = list(zip(images, labels, strict=True))
+    assert ImageSet.from_dataset(data, class_names=given).class_names == names
+
+
+@pytest.mark.parametrize("given", ["ab", {0: "a", 1: "b"}])
+def test_class_names_that_are_no_list_are_refused(given):
+    with pytest.raises(ValueError, match=r"^class_names is a (str|dict): give a list of names, in the order of the la"):
+        ImageSet.from_arrays(np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1], class_names=given)
+
+
+def test_splits_that_cannot_be_read_alike_are_refused_at_once():
+    gray, colour, five = (np.zeros((4, 8, 8, channels), np.uint8) for channels in (1, 3, 5))
+    labels = [0, 1, 0, 1]
+    assert ImageSet.from_arrays(gray, labels, test=(colour, labels)).test.images.channels == 3  # turned gray
+    with pytest.raises(ValueError, match=r"^test has images of 5 channels, train of 1: give them the same$"):
+        ImageSet.from_arrays(gray, labels, test=(five, labels))
+    with pytest.raises(ValueError, match=r"^val is a ndarray: give a pair \(val_images, val_labels\)"):
+        ImageSet.from_arrays(gray, labels, val=gray)
+
+
 def test_validation_split_is_stratified_and_seeded():
     labels = np.repeat([0, 1, 2], [100, 50, 10])
     made = ImageSet.from_arrays(pixels(160, 1, 2), labels)

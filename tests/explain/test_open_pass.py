@@ -1,5 +1,7 @@
 """The open pass is the plain pass, and shows what happens in it."""
 
+import threading
+
 import pytest
 import torch
 
@@ -14,6 +16,23 @@ def test_logits_are_those_of_the_plain_pass(model, images):
     seen = open_pass(model, images)
     close(seen.logits, model(images))
     assert not model._forward_hooks and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_passes_in_other_threads_are_not_affected(model, images):
+    expected, beside = model(images), []
+
+    def ask_beside(module, arguments):
+        if not beside:  # in the middle of the open pass
+            beside.append(None)
+            thread = threading.Thread(target=lambda: beside.append(model(images)))
+            thread.start()
+            thread.join()
+
+    with model.pool.register_forward_pre_hook(ask_beside):
+        seen = open_pass(model, images)
+    assert torch.equal(beside[1], expected)
+    assert (len(seen.tokens), len(seen.attention)) == (4, 3)
+    close(seen.logits, expected)
 
 
 def test_attention_and_tokens_are_those_of_trace(model, images):

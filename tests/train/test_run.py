@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
@@ -58,6 +60,20 @@ from vitreous.train.progress import show_log
 from vitreous.train.run import fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
+
+
+class Flipped(ViT):
+    """A model that its config does not describe."""
+
+    def forward(self, images):
+        return -super().forward(images)
+
+
+def with_relu(vit):
+    vit.blocks[0].mlp.act = torch.nn.ReLU()
+    return vit
+
+
 FROZEN = {"learning_rate": 1e-60}  # no weight moves, so that all epochs are alike
 
 # Everything that a run could forget when it is interrupted
@@ -308,6 +324,62 @@ def test_a_dry_run_leaves_a_given_model_as_it_is(trained):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained(tiny_recipe(optim={"freeze": 1}), tiny_set(), model=model, dry_run=True)
     assert equal(before, dict(model.state_dict())) and all(weight.requires_grad for weight in model.parameters())
+
+
+def with_a_weight(vit):
+    vit.register_parameter("extra", torch.nn.Parameter(torch.zeros(1)))
+    return vit
+
+
+@pytest.mark.parametrize("change", [lambda vit: Flipped(vit.config), with_relu, with_a_weight, ViT.double])
+def test_a_model_that_would_be_kept_as_another_is_refused(trained, tmp_path, change):
+    with pytest.raises(
+        ValueError, match=r"differs from vt.ViT\(model.config\) in float32, and a run would keep that one"
+    ):
+        trained(tiny_recipe(), tiny_set(), model=change(tiny_vit()))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_recipe_or_model_is_told_what_to_give(trained):
+    with pytest.raises(TypeError, match=r"^recipe is a str: give a Recipe, such as vt\.read_recipe\('small-images'\)$"):
+        trained("digits", tiny_set())
+    with pytest.raises(TypeError, match=r"^model is a ViTConfig: give a ViT, such as vt\.ViT\("):
+        trained(tiny_recipe(), tiny_set(), model=tiny_vit().config)
+
+
+def test_a_run_leaves_random_numbers_and_accelerate_as_they_were(trained):
+    before = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    trained(tiny_recipe(epochs=1), tiny_set())
+    assert torch.equal(torch.rand(3), expected)
+    assert (before.gradient_accumulation_steps, GradientState().num_steps) == (4, 4)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    trained(tiny_recipe(epochs=1), tiny_set(), "other")
+    Accelerator(cpu=True, mixed_precision="bf16")  # refused if another precision had been set already
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_data_may_be_named_and_a_home_folder_written_as_a_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_images(tmp_path / "photos", 8)
+    run = fit(tiny_recipe(epochs=1), "~/photos", out="~/run", pictures=False, console=Console(quiet=True))
+    assert run.folder == tmp_path / "run" and read_recipe(run.folder / "recipe.yaml").data.source == str(
+        tmp_path / "photos"
+    )
+
+
+def test_a_run_will_do_where_its_folder_is_asked_for(trained):
+    run, data = trained(tiny_recipe(), tiny_set()), tiny_set()
+    assert evaluate(run, data)["top1"] == evaluate(run.folder, data)["top1"] == run.results["test"]["top1"]
+    image = data.test.images.array[0]
+    assert list(predict(run, [image])) == list(predict(run.folder, [image]))
+    assert repr(run) == (
+        f"Run('{run.folder}', val top-1 {run.results['val']['top1']:.2%}, test top-1 {run.results['test']['top1']:.2%})"
+    )
+    assert repr(data) == "ImageSet('stripes', 3 classes, images: train 48, test 12)"
+    assert repr(run.bundle).startswith("Bundle(ViT of ") and repr(run.bundle).endswith("images 1 x 8 x 8, 3 classes)")
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -1158,7 +1230,7 @@ def test_a_finished_run_is_left_alone(trained, finished):
     recipe = read_recipe(str(run.folder / "recipe.yaml"))
     with pytest.raises(ValueError, match=r"is finished: start another one with --out$"):
         fit(recipe, data, out=run.folder, resume=True)
-    with pytest.raises(ValueError, match=r"already holds a run: go on with it by --resume, or name another folder"):
+    with pytest.raises(ValueError, match=r"already holds a run: go on with it by --resume \(resume=True\), or name an"):
         fit(recipe, data, out=run.folder)
     with pytest.raises(ValueError, match=r"already holds a run"):
         fit(recipe, data, out=run.folder, dry_run=True)

@@ -81,6 +81,10 @@ class ImageSet:
                 unknown = self.class_names[unknown[0]]
                 raise ValueError(f"{self.source}: {name} has class '{unknown}' that train lacks")
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name} {len(split):,}" for name, split in self.splits.items())
+        return f"ImageSet({self.name!r}, {len(self.class_names)} classes, images: {counts})"
+
     @property
     def splits(self) -> dict[str, Split]:
         """The splits that exist, by name."""
@@ -104,8 +108,18 @@ class ImageSet:
         if class_names is None:
             class_names = _numbered(train.labels)
         others = {"val": val, "test": test}
+        for key, pair in others.items():
+            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise ValueError(f"{key} is a {type(pair).__name__}: give a pair ({key}_images, {key}_labels)")
         others = {key: pair and _array_split(key, *pair) for key, pair in others.items()}
-        return cls(name, source or name, tuple(class_names), train, **others)
+        for key, split in others.items():
+            channels = {part.images.channels for part in (train, split) if part is not None}
+            if len(channels) > 1 and channels != {1, 3}:
+                raise ValueError(
+                    f"{key} has images of {split.images.channels} channels, train of {train.images.channels}: give "
+                    "them the same"
+                )
+        return cls(name, source or name, as_class_names(class_names), train, **others)
 
     @classmethod
     def from_dataset(cls, train, *, val=None, test=None, class_names=None, name="dataset") -> "ImageSet":
@@ -115,12 +129,14 @@ class ImageSet:
         `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
         """
         split = Split(DatasetImages(train), _dataset_labels("train", train))
-        class_names = tuple(class_names or getattr(train, "classes", None) or _numbered(split.labels))
+        class_names = class_names if class_names is not None else getattr(train, "classes", None)
+        class_names = as_class_names(_numbered(split.labels) if class_names is None else class_names)
         others = {"val": val, "test": test}
         for key, dataset in others.items():
             if dataset is not None:
                 labels = _dataset_labels(key, dataset)
                 if names := getattr(dataset, "classes", None):
+                    names = as_class_names(names)
                     labels = match_labels([names[label] for label in labels], class_names, key)
                 others[key] = Split(DatasetImages(dataset), labels)
         return cls(name, name, class_names, split, **others)
@@ -255,6 +271,13 @@ def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, o
     if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
         raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")
     return np.array([row_of[name] for name in names], np.int64)
+
+
+def as_class_names(names: Sequence) -> tuple[str, ...]:
+    """Class names by label, as text; several words for one class are joined, as torchvision's ImageNet has them."""
+    if isinstance(names, str | dict):
+        raise ValueError(f"class_names is a {type(names).__name__}: give a list of names, in the order of the labels")
+    return tuple(", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in names)
 
 
 def _numbered(labels: np.ndarray) -> tuple[str, ...]:

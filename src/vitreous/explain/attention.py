@@ -1,6 +1,7 @@
 """A forward pass that keeps its intermediate results: attention weights, tokens and pooling, with their gradients."""
 
 from contextlib import ExitStack
+from threading import get_ident
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import attention_weights
 from vitreous.model.vit import Pool, ViT
+from vitreous.prediction import evaluating
 
 
 class OpenPass(NamedTuple):
@@ -28,30 +30,44 @@ def open_pass(model: ViT, images: Tensor) -> OpenPass:
     """Run normalised images (B, C, H, W) through the model, keeping all intermediate results in the graph.
 
     Attention and pooling are computed as explicit products, equal to the fused ones up to rounding; plain forward
-    passes are not affected. Under `torch.no_grad` this is `ViT.trace` plus the pooling weights; otherwise gradients of
-    the logits can be taken with respect to every tensor returned, even where the parameters are frozen.
+    passes, in other threads too, are not affected. Under `torch.no_grad` this is `ViT.trace` plus the pooling weights;
+    otherwise gradients of the logits can be taken with respect to every tensor returned, even where the parameters are
+    frozen.
     """
     tokens: list[Tensor] = []
     attention: list[Tensor] = []
     pool: list[Tensor] = []
+    own = get_ident()
 
-    def attend(module: nn.Module, arguments: tuple, _: Tensor) -> Tensor:
+    def attend(module: nn.Module, arguments: tuple, _: Tensor) -> Tensor | None:
+        if get_ident() != own:
+            return None
         q, k, v = module.split(*arguments)  # each (B, h, N, d)
         attention.append(attention_weights(q, k))
         return module.proj((attention[-1] @ v).transpose(1, 2).flatten(2))
 
-    def read(module: Pool, arguments: tuple, _: Tensor) -> Tensor:
+    def read(module: Pool, arguments: tuple, _: Tensor) -> Tensor | None:
+        if get_ident() != own:
+            return None
         pool.append(pool_weights(module, *arguments))
         if torch.is_grad_enabled() and not pool[-1].requires_grad:
             pool[-1].requires_grad_()
         return (pool[-1] @ arguments[0]).flatten(1)  # (B, R D)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(model.blocks[0].register_forward_pre_hook(lambda _, arguments: tokens.append(arguments[0])))
+    def enter(module: nn.Module, arguments: tuple) -> None:
+        if get_ident() == own:
+            tokens.append(arguments[0])
+
+    def leave(module: nn.Module, arguments: tuple, output: Tensor) -> None:
+        if get_ident() == own:
+            tokens.append(output)
+
+    with evaluating(model), ExitStack() as hooks:
+        hooks.enter_context(model.blocks[0].register_forward_pre_hook(enter))
         hooks.enter_context(model.pool.register_forward_hook(read))
         for block in model.blocks:
             hooks.enter_context(block.attention.register_forward_hook(attend))
-            hooks.enter_context(block.register_forward_hook(lambda _, arguments, output: tokens.append(output)))
+            hooks.enter_context(block.register_forward_hook(leave))
         logits = model(images.detach().requires_grad_(torch.is_grad_enabled()))
     return OpenPass(tokens, attention, pool[0], logits)
 

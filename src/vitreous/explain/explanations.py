@@ -105,7 +105,7 @@ def explain(
     chosen, other = (None if name is None else class_index(name, bundle.class_names) for name in (target, against))
     if other is not None and (chosen == other or len(bundle.class_names) == 1):
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
-    bundle.model.to(where).eval()
+    bundle.model.to(where)
 
     def answers() -> Iterator[Explanation]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):

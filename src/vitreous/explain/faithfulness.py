@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.model import ViT
-from vitreous.prediction import eval_batch_size
+from vitreous.prediction import eval_batch_size, evaluating
 
 STEPS = 24
 ORDERS = 4  # random orders that `random_order` averages over
@@ -49,28 +49,28 @@ def faithfulness(
     starting weights assume; insertion starts from the image blurred by a Gaussian as wide as a patch. Patches of equal
     importance are taken in a random order, the same for every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
     """
-    model.eval()
     rows, columns = model.grid
     if maps.shape != (len(images), rows, columns):
         raise ValueError(f"maps of shape {tuple(maps.shape)}: give {(len(images), rows, columns)}, one for each image")
-    target = model(images).argmax(dim=1) if target is None else target
     ranks = _ranks(maps.flatten(1))  # (B, N)
     counts = torch.linspace(0, rows * columns, min(STEPS, rows * columns) + 1, device=images.device).round()
     blurred = _blur(images, model.config.patch_size)
     deletion, insertion = [], []
     at_once = max(1, eval_batch_size(model.config) // len(counts))
-    for part in torch.arange(len(images), device=images.device).split(at_once):
-        important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
-        pixels = important.view(len(part), -1, rows, columns).float()
-        pixels = F.interpolate(pixels, size=images.shape[-2:]).bool()[:, :, None]  # (b, S + 1, 1, H, W)
-        whole = images[part, None]
-        for curve, mixed in (
-            (deletion, torch.where(pixels, 0, whole)),
-            (insertion, torch.where(pixels, whole, blurred[part, None])),
-        ):
-            logits = model(mixed.flatten(0, 1)) / temperature
-            probabilities = logits.softmax(dim=1).view(len(part), len(counts), -1)
-            curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
+    with evaluating(model):
+        target = model(images).argmax(dim=1) if target is None else target
+        for part in torch.arange(len(images), device=images.device).split(at_once):
+            important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
+            pixels = important.view(len(part), -1, rows, columns).float()
+            pixels = F.interpolate(pixels, size=images.shape[-2:]).bool()[:, :, None]  # (b, S + 1, 1, H, W)
+            whole = images[part, None]
+            for curve, mixed in (
+                (deletion, torch.where(pixels, 0, whole)),
+                (insertion, torch.where(pixels, whole, blurred[part, None])),
+            ):
+                logits = model(mixed.flatten(0, 1)) / temperature
+                probabilities = logits.softmax(dim=1).view(len(part), len(counts), -1)
+                curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
     return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
 
 

@@ -19,7 +19,7 @@ from vitreous.device import pick_device
 from vitreous.evaluation import own_data
 from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import explained_at_once
-from vitreous.files import check_free, write_json
+from vitreous.files import check_free, path_of, write_json
 from vitreous.model import ViT
 from vitreous.weights import Bundle
 
@@ -48,11 +48,11 @@ def look(
 
     if count < 1:
         raise ValueError(f"count is {count}: it must be at least 1")
-    where, out = pick_device(device), Path(out)
+    where, out = pick_device(device), path_of(out)
     pictures, record = {view: out / f"{view}.png" for view in VIEWS}, out / "look.json"
     check_free([*pictures.values(), record], record, '"filter_variance"')
     bundle = Bundle.of(run)
-    model = bundle.model.to(where).eval()
+    model = bundle.model.to(where)
     components, shares = filter_components(patch_filters(model))
     positions = position_similarity(model).cpu().numpy()
     images = _images(bundle, run, data, count)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitreous.explain.attention import open_pass
 from vitreous.model import ViT
+from vitreous.prediction import evaluating
 
 Method = Literal["integrated_gradients", "gradient_rollout", "rollout", "grad_cam", "attention"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -38,9 +39,8 @@ def explanation_maps(
     others on CIFAR-10 (`python benchmarks/faithfulness.py RUN DATA`, docs/measurements.md).
     """
     check_choice(model, method, layer, head, against is not None)
-    model.eval()
     if target is None:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             target = model(images).argmax(dim=1)
     if method == "integrated_gradients":
         return to_share(integrated_gradients(model, images, target, against=against).clamp(min=0))
@@ -89,7 +89,7 @@ def integrated_gradients(
     64. Source: Sundararajan et al. 2017, equation 3.
     """
     mean_gradient = torch.zeros_like(images)
-    with torch.enable_grad():
+    with torch.enable_grad(), evaluating(model):
         for step in range(steps):
             points = (images.detach() * ((step + 0.5) / steps)).requires_grad_()
             score = score_of(model(points), target, against)

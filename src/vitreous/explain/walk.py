@@ -12,6 +12,7 @@ from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
 from vitreous.explain.methods import patch_map, through
+from vitreous.files import path_of
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
@@ -56,7 +57,7 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
     """
     where = pick_device(device)
     bundle = Bundle.of(run)
-    model, out = bundle.model.to(where).eval(), Path(out)
+    model, out = bundle.model.to(where), path_of(out)
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
     normalised = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(where))
     seen = open_pass(model, normalised)

@@ -56,7 +56,7 @@ def export_run(
     home = own if source in (own, own / "model") else source
     if out is None and home != own:
         raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
-    folder = Path(out) if out is not None else home / "export" / form
+    folder = path_of(out) if out is not None else home / "export" / form
     check_folder(folder)
     bundle = Bundle.load(source)
 

@@ -1,6 +1,7 @@
 """Recipes from YAML files, shipped or the user's own, with `key=value` on top."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,12 +47,14 @@ def headline(name: str) -> str:
     return recipe_file(name).read_text().partition("\n")[0].removeprefix("#").strip()
 
 
-def read_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+def read_recipe(name: Path | str, overrides: Sequence[str] | None = None) -> Recipe:
     """A recipe from a shipped name or a YAML file, with `section.key=value` overrides on top.
 
     Raises ValueError, in one line, for a file that is no recipe, an unknown key or a bad value.
     """
-    file = recipe_file(name)
+    file = recipe_file(str(name))
+    if isinstance(overrides, str):
+        raise TypeError(f"overrides is the text '{overrides}': give a list, ['{overrides}']")
     try:
         fields = yaml.load(file.read_text(), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import patch_environment
 from torch import Tensor, distributed, nn
 
@@ -25,6 +25,22 @@ T = TypeVar("T")
 def is_main() -> bool:
     """Whether this process prints and writes: by the launcher's environment, so known before anything has started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Give the caller back torch's random generators and accelerate's settings as they were."""
+    alone = int(os.environ.get("WORLD_SIZE", 1)) == 1  # several processes stay connected
+    states = [kind._shared_state for kind in (PartialState, AcceleratorState, GradientState)] if alone else []
+    before = [dict(state) for state in states]
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(gpus):
+        try:
+            yield
+        finally:
+            for state, content in zip(states, before, strict=True):
+                state.clear()
+                state.update(content)
 
 
 class Engine:

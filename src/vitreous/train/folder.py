@@ -61,16 +61,20 @@ def check_claim(folder: Path, resume: bool) -> None:
     is_run = (folder / "recipe.yaml").is_file()
     if resume:
         if not is_run:
-            raise ValueError(f"there is no run in {folder} to resume: leave out --resume or name its folder with --out")
+            raise ValueError(
+                f"there is no run in {folder} to resume: leave out --resume (resume=True) or name its folder with --out"
+            )
         if (folder / "results.json").exists():
             raise ValueError(f"the run in {folder} is finished: start another one with --out")
     elif is_run:
-        raise ValueError(f"{folder} already holds a run: go on with it by --resume, or name another folder with --out")
+        raise ValueError(
+            f"{folder} already holds a run: go on with it by --resume (resume=True), or name another folder with --out"
+        )
     elif folder.exists() and {path.relative_to(folder) for path in folder.rglob("*") if not is_part(path)} - NO_RUN:
         raise ValueError(f"{folder} is not empty and holds no run: name another folder with --out")
 
 
-def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = False) -> Path:
+def claimed(out: Path | None, name: str, resume: bool, dry_run: bool = False) -> Path:
     """The run folder, by default the next free `runs/<name>`, checked to hold nothing that would be lost.
 
     A dry run uses `runs/<name>-dry-run` instead, so that the name stays free.
@@ -79,7 +83,7 @@ def claimed(out: Path | str | None, name: str, resume: bool, dry_run: bool = Fal
         raise ValueError("resume needs the run folder: give it as out")
     if out is None and not dry_run:
         return next_folder(name)
-    folder = RUNS / f"{name}-dry-run" if out is None else Path(out)
+    folder = RUNS / f"{name}-dry-run" if out is None else out
     check_claim(folder, resume)
     return folder
 

@@ -14,11 +14,11 @@ from vitreous.data.check import differs
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.evaluation import judge, pooled_figures, write_classes
-from vitreous.files import read_json, replace_file, write_csv, write_json
+from vitreous.files import path_of, read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe
 from vitreous.train.choose import fit_to_data, with_data
-from vitreous.train.engine import Engine, is_main
+from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
@@ -26,9 +26,10 @@ from vitreous.train.start import check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
 
+@undisturbed()
 def fit_folds(
     recipe: Recipe,
-    data: ImageSet | None = None,
+    data: ImageSet | Path | str | None = None,
     *,
     out: Path | str | None = None,
     device: str = "auto",
@@ -47,6 +48,7 @@ def fit_folds(
     them. `resume` continues where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
+    out = None if out is None else path_of(out)
     recipe, data = with_data(recipe, data)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
@@ -62,7 +64,7 @@ def fit_folds(
         return fit(first, data, out=out, device=device, resume=resume, dry_run=True, pictures=pictures, console=console)
 
     engine = Engine(device)
-    check_outside(Path(out or RUNS), data)
+    check_outside(out or RUNS, data)
     with run_folder(engine, out, data.name, resume) as folder:
         if resume:
             check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)

@@ -15,24 +15,22 @@ from torch import Tensor
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
-from vitreous.files import replace_file, write_json
+from vitreous.files import path_of, replace_file, write_json
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, StartOptions, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
-from vitreous.train.engine import Engine, is_main
+from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import log, say, show_log
-from vitreous.train.start import check_start, check_unseen, load_start
+from vitreous.train.start import check_model, check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
 
 @contextmanager
-def run_folder(
-    engine: Engine, out: Path | str | None, name: str, resume: bool, dry_run: bool = False
-) -> Iterator[Path]:
+def run_folder(engine: Engine, out: Path | None, name: str, resume: bool, dry_run: bool = False) -> Iterator[Path]:
     """Claim and lock a run folder while inside. Raises ValueError for one that cannot be used."""
     with ExitStack() as stack:
         yield engine.from_main(lambda: stack.enter_context(alone(claimed(out, name, resume, dry_run))))
@@ -40,7 +38,10 @@ def run_folder(
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. `results` is None when the run was interrupted or only tried (`dry_run`)."""
+    """A run folder. `results` is None when the run was interrupted or only tried (`dry_run`).
+
+    Wherever the path of a run is asked for, the run itself will do.
+    """
 
     folder: Path
     results: dict[str, Any] | None = None
@@ -50,10 +51,18 @@ class Run:
         """The trained model, read from the folder."""
         return Bundle.load(self.folder / "model")
 
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
+    def __repr__(self) -> str:
+        top1 = {name: figures["top1"] for name in ("val", "test") if (figures := (self.results or {}).get(name))}
+        return f"Run({str(self.folder)!r}{''.join(f', {name} top-1 {value:.2%}' for name, value in top1.items())})"
+
+
+@undisturbed()
 def fit(
     recipe: Recipe,
-    data: ImageSet | None = None,
+    data: ImageSet | Path | str | None = None,
     *,
     model: ViT | None = None,
     out: Path | str | None = None,
@@ -68,14 +77,23 @@ def fit(
 ) -> Run:
     """Train a model by a recipe; everything is written to one run folder (listed in `docs/design.md`).
 
-    data: by default loaded from `recipe.data.source`. model: a ViT to train from its current weights; by default that
-    of `recipe.start.weights`, or a new one built from `recipe.model`. out: the run folder, by default the next free
-    `runs/<name>`, or `runs/<name>-dry-run` for a dry run. pictures: `plots/` and `report.html`. on_step gets the state
-    and the batch's loss, on_epoch the row of `metrics.csv`; with several processes, each calls both. Raises ValueError
-    for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates it where it
-    stopped.
+    data: an image set, or what `load_data` takes; by default that of `recipe.data.source`. model: a ViT to train from
+    its current weights, float32; by default that of `recipe.start.weights`, or a new one built from `recipe.model`.
+    out: the run folder, by default the next free `runs/<name>`, or `runs/<name>-dry-run` for a dry run. device: auto,
+    cpu, cuda, cuda:1 or mps. dry_run: check everything, draw the first batch and say how long the training will take.
+    pictures: `plots/` and `report.html`. on_step gets the state and the batch's loss, on_epoch the row of
+    `metrics.csv`; with several processes, each calls both. console: where progress is printed;
+    `rich.console.Console(quiet=True)` prints nothing.
+
+    Raises ValueError for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates
+    it where it stopped; and for a model that its config does not describe.
     """
     console = console or Console(quiet=not is_main())
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe is a {type(recipe).__name__}: give a Recipe, such as vt.read_recipe('small-images')")
+    out = None if out is None else path_of(out)
+    if model is not None:
+        check_model(model)
     if model is not None and recipe.start != StartOptions():
         raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
     if model is not None and model.frozen not in (0, recipe.optim.freeze):
@@ -101,9 +119,9 @@ def fit(
         recipe, model = start.recipe, start.model
     resume = resume or finish
     if resume and out is not None:
-        check_same_classes(Path(out), data.class_names)
+        check_same_classes(out, data.class_names)
     recipe = fit_to_data(recipe, data)
-    check_outside(Path(out or RUNS), data)
+    check_outside(out or RUNS, data)
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")

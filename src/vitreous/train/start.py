@@ -104,8 +104,9 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         raise ValueError(one_line(error, "model.")) from error
     if config.head_hidden and not own_head and (options.probe or options.probe_first):
         raise ValueError(f"model.head_hidden is {config.head_hidden}, but a probe's head is linear: leave it out")
-    torch.manual_seed(recipe.seed)  # for a new head with a hidden layer
-    model = ViT(config)
+    with torch.random.fork_rng([]):  # for a new head with a hidden layer
+        torch.default_generator.manual_seed(recipe.seed)
+        model = ViT(config)
     state = bundle.model.state_dict()
     kept = {name: value for name, value in state.items() if own_head or not name.startswith("head.")}
     model.load_state_dict(model.state_dict() | kept)
@@ -122,6 +123,20 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0).model_copy(update={"model": config})
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
+
+
+def check_model(model: ViT) -> None:
+    """Raises TypeError or ValueError for a model that a config and its weights, which a run keeps, do not describe."""
+    if not isinstance(model, ViT):
+        raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as vt.ViT(vt.ViTConfig(size='nano/4'))")
+    with torch.device("meta"):
+        plain = ViT(model.config)
+    shapes, expected = ({name: (w.shape, w.dtype) for name, w in m.state_dict().items()} for m in (model, plain))
+    if type(model) is not ViT or str(model) != str(plain) or shapes != expected:
+        raise ValueError(
+            f"model is a {type(model).__name__} that differs from vt.ViT(model.config) in float32, and a run would "
+            "keep that one: give a plain ViT, and train others in a loop of your own"
+        )
 
 
 def check_start(recipe: Recipe, has_weights: bool) -> None:

@@ -33,6 +33,13 @@ class Bundle:
     temperature: float = 1.0
     """Divides the logits before the softmax; fitted on validation images after training."""
 
+    def __repr__(self) -> str:
+        config = self.model.config
+        return (
+            f"Bundle(ViT of {sum(w.numel() for w in self.model.parameters()):,} parameters, images "
+            f"{config.channels} x {config.image_size[0]} x {config.image_size[1]}, {len(self.class_names)} classes)"
+        )
+
     def digest(self) -> str:
         """SHA-256 of the weights and everything else that predictions depend on, 64 hex digits; equal for equal
         models."""
