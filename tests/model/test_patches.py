@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitreous.model import ViT, ViTConfig
@@ -65,6 +66,24 @@ def test_conv_stem_halves_as_often_as_the_patch_size_asks(patch_size, stem_chann
     assert [conv.bias is not None for conv in convolutions] == [False] * (len(stem_channels) + 1)
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in stem.layers) == len(stem_channels) + 1
     assert stem(torch.randn(2, 3, 16, 32)).shape == (2, options.grid[0] * options.grid[1], 16)
+
+
+def test_a_whitened_stem_sees_uncorrelated_directions_of_unit_variance_with_both_signs():
+    torch.manual_seed(0)
+    stem = ConvStem(
+        config(patch_embedding="conv_stem", channels=1, patch_size=4, stem_channels=(24, 8))
+    )  # 9 directions, 6 left
+    images = F.avg_pool2d(torch.randn(200, 1, 18, 18), 3, stride=1) * 3  # neighbours are alike
+    before = stem.layers[0].weight.clone()
+    stem.whiten(images)
+    kernel = stem.layers[0].weight
+    assert torch.equal(kernel[9:18], -kernel[:9]) and torch.equal(kernel[18:], before[18:])
+    seen = F.conv2d(images, kernel[:9], padding=1).transpose(0, 1).flatten(1)  # (9, places)
+    torch.testing.assert_close(seen @ seen.T / seen.shape[1], torch.eye(9), atol=0.02, rtol=0)
+    assert kernel[0].norm() < kernel[8].norm() / 3  # the widest direction comes first
+    few = ConvStem(config(patch_embedding="conv_stem", channels=1, patch_size=4, stem_channels=(6, 8)))
+    few.whiten(images)
+    torch.testing.assert_close(few.layers[0].weight.abs(), torch.cat([kernel[:3], kernel[:3]]).abs())
 
 
 def test_conv_stem_tokens_overlap_and_patches_do_not():

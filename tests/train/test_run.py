@@ -48,6 +48,7 @@ from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
+from vitreous.model.patches import ConvStem
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -317,6 +318,19 @@ def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, pictures, m
     mixed, targets = seen[0]
     np.testing.assert_allclose(images, mixed.numpy(), rtol=0, atol=1e-6)
     assert names == [CLASSES[i] for i in targets.argmax(1)]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_new_stem_is_whitened_by_its_training_images_and_a_given_one_is_not(trained, monkeypatch, given):
+    seen = []
+    monkeypatch.setattr(ConvStem, "whiten", lambda stem, images: seen.append(images))
+    stem = {"patch_embedding": "conv_stem", "stem_channels": (8,)}
+    recipe = tiny_recipe(epochs=1, start={"whiten": True}, model=stem)
+    monkeypatch.setattr(job_module, "WHITENED", 20 * 8 * 8)
+    run = trained(recipe, tiny_set(), model=tiny_vit(**stem) if given else None)
+    pixels = tiny_set().divided(recipe.data).train.images.array[np.linspace(0, 35, 20).astype(int)]
+    expected = [] if given else [run.bundle.preprocess.normalise(torch.from_numpy(pixels))]
+    assert equal(seen, expected)
 
 
 def test_a_dry_run_leaves_a_given_model_as_it_is(trained):

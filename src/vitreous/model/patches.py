@@ -1,6 +1,7 @@
 """Image to tokens, (B, C, H, W) -> (B, N, D): the patch embedding E of equation 1, and an overlapping variant."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
@@ -50,6 +51,20 @@ class ConvStem(nn.Module):
             layers += [nn.BatchNorm2d(channels[i]), nn.GELU()]
         # channels last: a third faster on CPUs, and the tokens come out contiguous
         self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """Start the first convolution as a whitening of the 3 x 3 neighbourhoods of normalised images (B, C, H, W).
+
+        Its filters become their principal directions, the widest first, scaled to unit variance, each with both signs;
+        those left over stay as they are. Source: Jordan 2024, arXiv 2404.00498, section 3.2.
+        """
+        kernel = self.layers[0].weight  # (channels, C, 3, 3)
+        places = F.unfold(images, 3, padding=1).transpose(1, 2).flatten(0, 1)  # (B H W, 9 C)
+        variances, directions = torch.linalg.eigh(places.T @ places / len(places))  # ascending; a direction a column
+        filters = (directions / (variances + 5e-4).sqrt()).T.flip(0)[: len(kernel) // 2]
+        both = torch.cat([filters, -filters])
+        kernel[: len(both)] = both.view(-1, *kernel.shape[1:])
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images.contiguous(memory_format=torch.channels_last)).flatten(2).transpose(1, 2)

@@ -41,7 +41,7 @@ class Section(BaseModel):
 
 
 class StartOptions(Section):
-    """Weights to start from in place of random ones. The model, and how images are prepared for it, are theirs."""
+    """What a run starts from. Where there are `weights`, the model, and how images are prepared for it, are theirs."""
 
     weights: str | None = None
     """What `vitreous train` is given by --from: a run, a bundle, a shipped name, a weight file, a folder or
@@ -57,6 +57,10 @@ class StartOptions(Section):
     """Fit the head first, as `start.probe` does, then train everything: a head of zeros would distort features that
     are already good (Kumar et al. 2022, arXiv 2202.10054). A head that is kept, because its classes are the data's,
     stays as it is."""
+
+    whiten: bool = False
+    """Start the first convolution of a new `conv_stem` from the training images, as a whitening of their 3 x 3
+    neighbourhoods (`ConvStem.whiten`)."""
 
     @model_validator(mode="after")
     def _check(self) -> "StartOptions":

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from vitreous.augment import plan
 from vitreous.data.check import check, differs, summary
 from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches
+from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
 from vitreous.files import read_json, write_csv
 from vitreous.messages import shorten
@@ -39,6 +41,8 @@ from vitreous.train.start import Start
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
+
+WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
 
 
 class Job:
@@ -78,7 +82,12 @@ class Job:
         self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
         torch.manual_seed(recipe.seed)
         self.given = start is None and model is not None
-        model = ViT(recipe.model) if model is None else model
+        if model is None:
+            model = ViT(recipe.model)
+            if recipe.start.whiten and recipe.model.patch_embedding == "conv_stem":
+                few = even_rows(len(self.plain_batches), max(1, WHITENED // math.prod(recipe.model.image_size)))
+                pixels = self.plain_batches.images.read(few, self.preprocess)
+                model.patches.whiten(self.preprocess.normalise(torch.from_numpy(pixels)))
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
         model.freeze(recipe.optim.freeze)

@@ -94,7 +94,7 @@ def fit(
     out = None if out is None else path_of(out)
     if model is not None:
         check_model(model)
-    if model is not None and recipe.start != StartOptions():
+    if model is not None and recipe.start != StartOptions(whiten=recipe.start.whiten):
         raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
     if model is not None and model.frozen not in (0, recipe.optim.freeze):
         raise ValueError(
