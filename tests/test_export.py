@@ -26,6 +26,7 @@ from vitreous.export.checkpoints import preprocessing_of, write_huggingface, wri
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
 from vitreous.train.run import fit
+from vitreous.weights import load_weights
 from vitreous.weights.from_huggingface import read_preprocessing
 
 MISSING = [name for name in graphs.NEEDED["onnx"] if find_spec(name) is None]
@@ -475,6 +476,21 @@ def test_what_a_layout_has_no_words_for_is_refused_by_its_name(tmp_path, write, 
     with pytest.raises(ValueError, match=f"{parts}.*: export onnx or pt2, which hold any model$"):
         write(tiny_bundle(**model), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("form", "library"), [("timm", "timm"), ("huggingface", "transformers")])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_the_temperature_goes_there_and_comes_back(vitreous, tmp_path, form, library, temperature):
+    bundle = replace(tiny_bundle(pool="cls"), temperature=temperature)
+    bundle.save(tmp_path / "bundle")
+    code, out, _ = vitreous("export", tmp_path / "bundle", form, "--out", tmp_path / "theirs")
+    line = f"{library} applies no temperature: divide its logits by 1.7 for the probabilities of predict\n"
+    assert code == 0 and out.endswith(line) == (temperature != 1)
+    assert ("temperature" in json.loads((tmp_path / "theirs" / "config.json").read_text())) == (temperature != 1)
+    back, _ = load_weights(tmp_path / "theirs")
+    image = noise(bundle, 1)[0]
+    (ours,), (theirs,) = (predict(model, image, device="cpu", precision="float32") for model in (bundle, back))
+    assert ours.classes == theirs.classes and ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])

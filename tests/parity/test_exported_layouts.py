@@ -10,6 +10,7 @@ from tiny import tiny_bundle
 from vitreous import Bundle, read_recipe
 from vitreous.export import export_run
 from vitreous.preprocess import Preprocess
+from vitreous.weights import load_weights
 
 MODELS = {
     "plain": {"pool": "cls"},
@@ -58,7 +59,7 @@ def saved(folder, fit="squash", crop_fraction=1.0, **model):
         fit=fit,
         crop_fraction=crop_fraction,
     )
-    bundle = Bundle(bundle.model, preprocess, bundle.class_names)
+    bundle = Bundle(bundle.model, preprocess, bundle.class_names, temperature=1.7)
     bundle.save(folder)
     return bundle
 
@@ -83,6 +84,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(tmp_path, nam
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert receipt["max_abs_difference"] <= 2e-6 and expected.std() > 0.1
     assert theirs.config.id2label == dict(enumerate(bundle.class_names))
+    assert load_weights(folder)[0].temperature == 1.7  # which changes none of the logits above
 
 
 @pytest.mark.parametrize(("fit", "crop_fraction"), [("squash", 1.0), ("crop", 0.8)])
@@ -115,3 +117,4 @@ def test_timm_loads_every_weight_and_gives_the_same_logits(tmp_path, name):
     assert said == [bundle.preprocess.shape, bundle.preprocess.mean, bundle.preprocess.std]
     assert (config["interpolation"], config["crop_mode"], config["crop_pct"]) == ("bilinear", "squash", 1.0)
     assert theirs.pretrained_cfg["label_names"] == list(bundle.class_names)
+    assert load_weights(folder)[0].temperature == 1.7

@@ -22,8 +22,10 @@ def export(
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
-    from vitreous.export.deploy import GRAPHS
+    from vitreous.export.deploy import CHECKPOINTS, GRAPHS
     from vitreous.export.example import EXAMPLE, PICTURE
+    from vitreous.files import read_json
+    from vitreous.weights.bundle import CONFIG
 
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
@@ -45,6 +47,11 @@ def export(
     if form == "int8" and "top1" not in receipt:
         print(
             "what rounding costs in top-1 was not measured, as the run's images are not here: name others with --data"
+        )
+    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get("temperature")):
+        library = "transformers" if form == "huggingface" else form
+        print(
+            f"{library} applies no temperature: divide its logits by {temperature:.6g} for the probabilities of predict"
         )
 
 
