@@ -1,6 +1,7 @@
 """What is exported for transformers and timm is loaded by them, strictly, and is the same function there."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny import tiny_bundle
 
 from vitreous import Bundle, read_recipe
 from vitreous.export import export_run
+from vitreous.export.checkpoints import write_huggingface
 from vitreous.preprocess import Preprocess
 from vitreous.weights import load_weights
 
@@ -99,6 +101,32 @@ def test_transformers_prepares_images_as_we_do(tmp_path, fit, crop_fraction):
     level = 1 / 255 / 0.2
     assert theirs.shape == ours.shape
     assert (theirs - ours).abs().mean() < 2 * level and (theirs - ours).abs().max() < 12 * level
+
+
+def test_transformers_reads_gray_pictures_for_a_gray_model(tmp_path):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    bundle = tiny_bundle(pool="cls")
+    bundle.save(tmp_path)
+    folder, _ = export_run(tmp_path, "huggingface")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    image = Image.effect_noise((8, 8), 90)
+    (theirs,) = processor(image, return_tensors="pt")["pixel_values"]
+    ours = bundle.preprocess.normalise(torch.tensor(bundle.preprocess.fit_image(image))[None])[0]
+    torch.testing.assert_close(theirs, ours)
+    assert len(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]) == 3
+
+
+@pytest.mark.parametrize(("side", "aside"), [(9, 0), (10, 0), (11, 1), (12, 0), (13, 0), (15, 1)])
+def test_transformers_cuts_a_pixel_aside_where_deploying_says_so(tmp_path, side, aside):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    bundle = tiny_bundle(pool="cls")
+    preprocess = bundle.preprocess.model_copy(update={"fit": "crop", "crop_fraction": 8 / side})
+    write_huggingface(replace(bundle, preprocess=preprocess), tmp_path)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = Image.linear_gradient("L").crop((0, 0, side, side))  # a level a row
+    (theirs,) = processor(image, return_tensors="pt")["pixel_values"]
+    ours = preprocess.normalise(torch.tensor(preprocess.fit_image(image))[None])[0]
+    torch.testing.assert_close(ours - theirs, torch.full((1, 8, 8), aside / 255 / 0.2), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TIMM)

@@ -53,6 +53,8 @@ def export(
         print(
             f"{library} applies no temperature: divide its logits by {temperature:.6g} for the probabilities of predict"
         )
+    if form == "huggingface" and read_json(folder / CONFIG)["num_channels"] == 1:
+        print("transformers turns no picture gray: give its processor images of mode L, and do without its pipeline")
 
 
 def push(
