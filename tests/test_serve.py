@@ -29,6 +29,7 @@ from vitreous.report.pictures import heated, picture
 from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
+CURLS = "application/x-www-form-urlencoded"  # what curl says of any bytes
 UNKNOWN = "the image: not an image format that Pillow reads"
 
 
@@ -111,7 +112,9 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
     assert 'id="answers"' not in text and "data:image" not in text
     assert "@photo.jpg http://testserver/predict" in text
     empty = client.post("/", data={"images": "text"}, files={"other": b"x"})
-    assert empty.status_code == 400 and "no image came: choose a file (field images)" in empty.text
+    assert empty.status_code == 400 and "no image came: choose a file (field images), or" in empty.text
+    raw = client.post("/", content=encoded(1)[0], headers={"content-type": CURLS})
+    assert raw.status_code == 400 and "or send its bytes to /predict" in raw.text
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,20 @@ def test_what_cannot_be_answered_is_refused_in_words(client, monkeypatch, path, 
     monkeypatch.setattr(serve, "LARGEST", 100)
     answer = client.post(path, content=content)
     assert (answer.status_code, answer.json()) == (status, {"error": said})
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/json", "Application/JSON; charset=u"])
+def test_an_image_wrapped_in_something_is_refused_with_the_way_to_send_it(client, kind):
+    answer = client.post("/predict", content=encoded(1)[0], headers={"content-type": kind})
+    said = "send the image's bytes as the body: curl --data-binary @photo.jpg"
+    assert (answer.status_code, answer.json()) == (415, {"error": said})
+
+
+@pytest.mark.parametrize("kind", [CURLS, "image/png", "application/octet-stream"])
+def test_an_image_may_be_called_anything_else(client, kind):
+    image = encoded(1)[0]
+    answer = client.post("/predict", content=image, headers={"content-type": kind})
+    assert answer.status_code == 200 and answer.json() == client.post("/predict", content=image).json()
 
 
 def test_people_are_refused_on_the_page(client, monkeypatch):

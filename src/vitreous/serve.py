@@ -92,11 +92,14 @@ class Service:
             given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
             images = [(upload.filename or "an image", await upload.read()) for upload in given]
         if not images:
-            raise HTTPException(400, "no image came: choose a file (field images)")
+            raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
         return self._page(request, await run_in_threadpool(self._explain, images))
 
     async def _post_image(self, request: Request) -> JSONResponse:
         _check_length(request)
+        kind = request.headers.get("content-type", "").lower()
+        if kind.startswith(("multipart/", "application/json")):  # and not what curl says of any bytes
+            raise HTTPException(415, "send the image's bytes as the body: curl --data-binary @photo.jpg")
         top = request.query_params.get("top", "5")
         if not top.isdecimal() or not 1 <= len(top.lstrip("0")) <= 9:
             raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
