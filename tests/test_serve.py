@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from threading import Event
 from types import SimpleNamespace
@@ -130,6 +131,7 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
         ("/predict", b"x" * 100, 400, UNKNOWN),
         ("/elsewhere", b"", 404, "Not Found"),
+        ("/predict/", b"", 404, "Not Found"),
         ("/model", b"", 405, "Method Not Allowed"),
     ],
 )
@@ -164,6 +166,37 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
     assert all('enctype="multipart/form-data"' in answer.text for answer in (many, large))
     assert client.post("/", content=iter([b"parts"])).status_code == 411
     assert client.put("/").json() == {"error": "Method Not Allowed"}
+
+
+def test_a_form_without_a_readable_file_is_refused(client):
+    answer = client.post("/", files=[("images", ("x.txt", b"no image")), ("images", ("y.txt", b"none"))])
+    assert answer.status_code == 400 and "y.txt: not an image format that Pillow reads" in answer.text
+
+
+def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):
+    begun, go, predict = Event(), Event(), serve.predict
+
+    def held(*args, **options):
+        begun.set()
+        assert go.wait(60)
+        return predict(*args, **options)
+
+    monkeypatch.setattr(serve, "predict", held)
+    monkeypatch.setattr(serve, "AT_ONCE", 1)
+    (image,) = encoded(1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: client.post("/predict", content=image))
+        assert begun.wait(60)
+        turned_away, page = client.post("/predict", content=image), client.post("/", files={"images": image})
+        assert client.get("/model").status_code == client.get("/").status_code == 200
+        go.set()
+        assert first.result().status_code == 200
+    said = "1 requests are waiting: ask again in a second"
+    assert (turned_away.status_code, turned_away.json()) == (503, {"error": said})
+    assert page.status_code == 503 and f"<p>{said}</p>" in page.text
+    assert turned_away.headers["retry-after"] == page.headers["retry-after"] == "1"
+    assert client.post("/predict", content=b"no image").status_code == 400  # which leaves room, too
+    assert client.post("/predict", content=image).status_code == 200
 
 
 def test_requests_are_answered_one_after_the_other(client, monkeypatch):
@@ -333,6 +366,15 @@ def test_an_image_that_would_fill_the_memory_is_refused(server):
         urllib.request.urlopen(f"http://{host}:{port}/predict", large.getvalue(), timeout=60)
     said = "the image: more than the 64,000,000 pixels that Pillow opens: make it smaller"
     assert json.load(refused.value) == {"error": said}
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(server):
+    _, address = server
+    with ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(socket.create_connection(address))
+        with urllib.request.urlopen("http://{}:{}/predict".format(*address), encoded(1)[0], timeout=60) as response:
+            assert response.status == 200
 
 
 def test_a_client_that_says_two_lengths_or_sends_but_half_holds_nothing_up(server):

@@ -110,7 +110,10 @@ def serve(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Let others ask a trained model over HTTP: a page for people, JSON for programs."""
+    """Let others ask a trained model over HTTP: a page for people, JSON for programs.
+
+    A proxy before it must pass Host on and add no path: the page would show an address without it.
+    """
     from vitreous.cli.asked import asked_model
     from vitreous.extras import need
     from vitreous.files import check_file
