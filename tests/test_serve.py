@@ -263,8 +263,8 @@ def test_a_long_list_of_classes_is_cut():
 def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        code, out, err = vitreous("serve", str(tmp_path), "--port", str(port))
-    assert (code, out) == (2, "")
+        code, out, err = vitreous("serve", str(tmp_path), "--port", str(port), "--log", str(tmp_path / "asked.csv"))
+    assert (code, out) == (2, "") and not (tmp_path / "asked.csv").exists()
     assert err == f"vitreous: cannot listen at 127.0.0.1, port {port}: Address already in use; use another --port\n"
 
 
@@ -304,13 +304,31 @@ def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch
     assert caplog.messages[-1] == f"could not write {path}: No space left on device"
 
 
-def test_answers_are_noted_in_no_other_table(vitreous, bundle, tmp_path):
+@pytest.mark.parametrize("content", [b"split,row\n", "größe,zeit\n".encode("latin-1"), b"\n"])
+def test_answers_are_noted_in_no_other_table(vitreous, bundle, tmp_path, content):
     bundle.save(tmp_path / "model")
     other = tmp_path / "answers.csv"
-    other.write_text("split,row\n")
-    code, _, err = vitreous("serve", tmp_path / "model", "--log", other)
+    other.write_bytes(content)
+    code, _, err = vitreous("serve", tmp_path / "model", "--port", "0", "--log", other)
     assert (code, err) == (2, f"vitreous: {other} is another table: name a new file with --log\n")
-    assert other.read_text() == "split,row\n"
+    assert other.read_bytes() == content
+
+
+def test_answers_are_noted_in_no_folder_that_is_not_there(vitreous, bundle, tmp_path):
+    bundle.save(tmp_path / "model")
+    code, _, err = vitreous("serve", tmp_path / "model", "--port", "0", "--log", tmp_path / "new" / "asked.csv")
+    said = f"there is no folder {tmp_path / 'new'}: make it, or name another file with --log"
+    assert (code, err) == (2, f"vitreous: {said}\n") and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("old", ["", "\nthen,model,ant,0.5", "\nthen,model,ant,0.5\n"])
+def test_a_log_that_was_edited_goes_on_in_a_line_of_its_own(tmp_path, mark, old):
+    path, head = tmp_path / "asked.csv", "time,model,answer,probability"
+    path.write_text(mark + head + old, encoding="utf-8")
+    AnswerLog(path)("model", "bee", 0.25)
+    first, *rows = path.read_text(encoding="utf-8-sig").splitlines()
+    assert first == head and rows[:-1] == old.split() and rows[-1].endswith(",model,bee,0.25")
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "python_multipart"])

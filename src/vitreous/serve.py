@@ -1,8 +1,10 @@
 """A trained model behind HTTP: a page for people, JSON for programs."""
 
+import codecs
 import csv
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,21 +206,27 @@ def serve(service: Service, listener: socket.socket) -> None:
 class AnswerLog:
     """A CSV file that grows by a line per answer: time (UTC), model, class, probability; no image.
 
-    Raises ValueError if the file is another table, OSError if it cannot be written. If a later line cannot be written,
-    a warning is logged and the answer still goes out.
+    Raises ValueError if the file is another table or has no folder, OSError if it cannot be written. If a later line
+    cannot be written, a warning is logged and the answer still goes out.
     """
 
     HEAD = ("time", "model", "answer", "probability")
 
     def __init__(self, path: Path):
         self.path = path
-        with path.open("a+", newline="", encoding="utf-8") as file:
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}: make it, or name another file with --log")
+        with path.open("ab+") as file:
             file.seek(0)
-            head = file.readline()
+            head = file.readline().removeprefix(codecs.BOM_UTF8)  # which Excel writes
+            if head and head.strip() != ",".join(self.HEAD).encode():
+                raise ValueError(f"{path} is another table: name a new file with --log")
+            if head:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a line that an editor or a full disk has cut
+                    file.write(b"\r\n")
         if not head:
             self._add(self.HEAD)
-        elif tuple(head.strip().split(",")) != self.HEAD:
-            raise ValueError(f"{path} is another table: name a new file with --log")
 
     def __call__(self, model: str, answer: str, probability: float) -> None:
         try:

@@ -122,12 +122,12 @@ def serve(
     from vitreous.serve import AnswerLog, Service, listen
     from vitreous.serve import serve as answer
 
-    options: dict = {"name": Path(run).resolve().name, "device": device}
     if log is not None:
         check_file(log, ".csv", None)
-        options["on_answer"] = AnswerLog(log)
     with listen(host, port) as listener:
-        service = Service(asked_model(run, arch, revision), **options)
+        service = Service(asked_model(run, arch, revision), name=Path(run).resolve().name, device=device)
+        if log is not None:  # last, so that no new one is left where nothing is served
+            service.on_answer = AnswerLog(log)
         at = f"[{host}]" if ":" in host else host
         print(f"http://{at}:{listener.getsockname()[1]} serves {run}; Ctrl-C stops it", flush=True)
         with suppress(KeyboardInterrupt):
