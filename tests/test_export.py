@@ -147,6 +147,12 @@ def test_the_example_answers_by_the_metadata_alone_as_predict_does(
         assert float(share.removesuffix("%")) / 100 == pytest.approx(answer.probabilities[0], abs=2e-3)
 
 
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_the_example_refuses_what_has_more_than_8_bits(deployed, mode):
+    with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: divide 16-bit gray by 257, .*round"):
+        deployed["pixels"](Image.new(mode, (8, 8)), {})
+
+
 @needs_onnx
 def test_the_receipt_says_what_was_compared(run, onnx_folder):
     folder, receipt = onnx_folder
