@@ -534,6 +534,7 @@ def test_a_rectangle_cut_out_of_what_covers_it_is_beyond_hugging_face(tmp_path):
 
 
 def test_the_command_says_where_it_wrote_and_how_far_it_differs(vitreous, run):
+    (run / "export" / "timm" / ".tmp_of_a_killed_one").mkdir(parents=True)
     code, out, err = vitreous("export", run, "timm")
     assert (code, err) == (0, "")
     assert out.startswith(f"{run / 'export' / 'timm'}: config.json, model.safetensors, parity.json\n")

@@ -31,7 +31,8 @@ def export(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
     )
     took = receipt["milliseconds_per_image"]
-    print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))  # of a killed export
+    print(f"{folder}: {', '.join(names)}")
     print(
         f"{receipt['inputs']}: logits differ by {receipt['max_abs_difference']:.2g} at most, "
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
