@@ -18,13 +18,14 @@ from rich.console import Console
 from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 
 from vitreous import Bundle, extras, predict
-from vitreous.card import write_shared
+from vitreous.card import card, write_shared
 from vitreous.data.sources import load
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
+from vitreous.recipe import read_recipe
 from vitreous.train.run import fit
 from vitreous.weights import load_weights
 from vitreous.weights.from_huggingface import read_preprocessing
@@ -732,6 +733,30 @@ def test_a_card_tells_the_column_of_labels_and_not_where_the_table_lay(tmp_path)
     text = (tmp_path / "shared" / "README.md").read_text()
     assert "vitreous evaluate shared DATA:kind\n" in text and "vitreous train DATA:kind --recipe " in text
     assert str(tmp_path) not in text and "of animals apart" in text
+
+
+def test_a_card_treats_a_name_under_vitreous_data_like_a_path(tmp_path, monkeypatch):
+    write_images(tmp_path / "pets", 8)
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "pets")
+    recipe = tiny_recipe(epochs=1, data={"source": "pets"})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    text = (tmp_path / "shared" / "README.md").read_text()
+    assert "vitreous evaluate shared DATA\n" in text and "vitreous train DATA --recipe models/shared/" in text
+    assert (
+        "\npets, a set of its own.\n" in text and read_recipe(str(tmp_path / "shared/recipe.yaml")).data.source is None
+    )
+
+
+def test_a_card_shows_names_of_classes_as_they_are(run, tmp_path):
+    results = json.loads((run / "results.json").read_text())
+    write_shared(run, tmp_path, results)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["class_names"] = ["fire_truck (red), e.g.", "*a*\n# <b>", "_x_ [y](z) `&amp;"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = r"- answers with: fire_truck (red), e.g., \*a\* # \<b\>, \_x\_ \[y\](z) \`\&amp;"
+    assert line in card(tmp_path).splitlines()
 
 
 def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):
