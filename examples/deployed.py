@@ -18,6 +18,11 @@ from PIL import Image, ImageOps
 
 def pixels(image: Image.Image, how: dict) -> np.ndarray:
     """An image of 8 bits as the model was trained to see it, uint8 (C, H, W): its centre is resized in one step."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"{image.mode} is more than 8 bits a pixel: divide 16-bit gray by 257, multiply floats by 255, and round "
+            "(docs/deploying.md)"
+        )
     rows, columns = how["image_size"]
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data:  # it lies on white

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -346,7 +345,7 @@ def test_images_of_the_runs_own_data_are_asked_about_by_their_row(vitreous, work
 def test_others_weights_are_asked_as_a_run_is(vitreous, work, tmp_path):
     export_run(work / "run", "timm", out=tmp_path / "theirs")
     image = "photos/test/ant/000.png"
-    (own,) = prediction.predict(replace(Bundle.of(work / "run"), temperature=1.0), image)  # theirs have none
+    (own,) = prediction.predict(Bundle.of(work / "run"), image)
     theirs = json.loads(vitreous("predict", tmp_path / "theirs", image, "--json")[1])
     assert tuple(theirs["classes"]) == own.classes
     assert theirs["probabilities"] == pytest.approx(own.probabilities, abs=1e-5)

@@ -18,14 +18,16 @@ from rich.console import Console
 from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
 
 from vitreous import Bundle, extras, predict
-from vitreous.card import write_shared
+from vitreous.card import card, write_shared
 from vitreous.data.sources import load
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
 from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
+from vitreous.recipe import read_recipe
 from vitreous.train.run import fit
+from vitreous.weights import load_weights
 from vitreous.weights.from_huggingface import read_preprocessing
 
 MISSING = [name for name in graphs.NEEDED["onnx"] if find_spec(name) is None]
@@ -144,6 +146,12 @@ def test_the_example_answers_by_the_metadata_alone_as_predict_does(
         name, share = line.removeprefix(f"{answer.image}: ").split()
         assert name == answer.classes[0]
         assert float(share.removesuffix("%")) / 100 == pytest.approx(answer.probabilities[0], abs=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_the_example_refuses_what_has_more_than_8_bits(deployed, mode):
+    with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: divide 16-bit gray by 257, .*round"):
+        deployed["pixels"](Image.new(mode, (8, 8)), {})
 
 
 @needs_onnx
@@ -477,6 +485,30 @@ def test_what_a_layout_has_no_words_for_is_refused_by_its_name(tmp_path, write, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("form", "library"), [("timm", "timm"), ("huggingface", "transformers")])
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_the_temperature_goes_there_and_comes_back(vitreous, tmp_path, form, library, temperature):
+    bundle = replace(tiny_bundle(pool="cls"), temperature=temperature)
+    bundle.save(tmp_path / "bundle")
+    code, out, _ = vitreous("export", tmp_path / "bundle", form, "--out", tmp_path / "theirs")
+    line = f"{library} applies no temperature: divide its logits by 1.7 for the probabilities of predict\n"
+    assert code == 0 and (line in out) == (temperature != 1)
+    assert ("temperature" in json.loads((tmp_path / "theirs" / "config.json").read_text())) == (temperature != 1)
+    back, _ = load_weights(tmp_path / "theirs")
+    image = noise(bundle, 1)[0]
+    (ours,), (theirs,) = (predict(model, image, device="cpu", precision="float32") for model in (bundle, back))
+    assert ours.classes == theirs.classes and ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "channels", "told"), [("huggingface", 1, True), ("huggingface", 3, False), ("timm", 1, False)]
+)
+def test_the_command_says_that_transformers_turns_no_picture_gray(vitreous, tmp_path, form, channels, told):
+    tiny_bundle(pool="cls", channels=channels).save(tmp_path / "bundle")
+    code, out, _ = vitreous("export", tmp_path / "bundle", form)
+    assert code == 0 and ("transformers turns no picture gray: give its processor images of mode L" in out) == told
+
+
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize(
     ("fit", "size", "fraction"), [("crop", 224, 0.875), ("crop", 8, 1.0), ("squash", (8, 12), 1.0), ("squash", 80, 0.8)]
@@ -503,6 +535,7 @@ def test_a_rectangle_cut_out_of_what_covers_it_is_beyond_hugging_face(tmp_path):
 
 
 def test_the_command_says_where_it_wrote_and_how_far_it_differs(vitreous, run):
+    (run / "export" / "timm" / ".tmp_of_a_killed_one").mkdir(parents=True)
     code, out, err = vitreous("export", run, "timm")
     assert (code, err) == (0, "")
     assert out.startswith(f"{run / 'export' / 'timm'}: config.json, model.safetensors, parity.json\n")
@@ -700,6 +733,30 @@ def test_a_card_tells_the_column_of_labels_and_not_where_the_table_lay(tmp_path)
     text = (tmp_path / "shared" / "README.md").read_text()
     assert "vitreous evaluate shared DATA:kind\n" in text and "vitreous train DATA:kind --recipe " in text
     assert str(tmp_path) not in text and "of animals apart" in text
+
+
+def test_a_card_treats_a_name_under_vitreous_data_like_a_path(tmp_path, monkeypatch):
+    write_images(tmp_path / "pets", 8)
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "pets")
+    recipe = tiny_recipe(epochs=1, data={"source": "pets"})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    text = (tmp_path / "shared" / "README.md").read_text()
+    assert "vitreous evaluate shared DATA\n" in text and "vitreous train DATA --recipe models/shared/" in text
+    assert (
+        "\npets, a set of its own.\n" in text and read_recipe(str(tmp_path / "shared/recipe.yaml")).data.source is None
+    )
+
+
+def test_a_card_shows_names_of_classes_as_they_are(run, tmp_path):
+    results = json.loads((run / "results.json").read_text())
+    write_shared(run, tmp_path, results)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["class_names"] = ["fire_truck (red), e.g.", "*a*\n# <b>", "_x_ [y](z) `&amp;"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = r"- answers with: fire_truck (red), e.g., \*a\* # \<b\>, \_x\_ \[y\](z) \`\&amp;"
+    assert line in card(tmp_path).splitlines()
 
 
 def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):

@@ -368,6 +368,12 @@ def test_a_pattern_that_matches_nothing_is_named(tree, pattern, message):
 # --- what is written ---
 
 
+def test_text_is_a_line_an_image_whatever_its_classes_are_called():
+    file = io.StringIO()
+    write_text([Prediction("a.png", ("ant\n or\tso", "bee"), (0.75, 0.25))], file)
+    assert file.getvalue() == "a.png: ant or so 75.0%  bee 25.0%\n"
+
+
 def test_text_is_a_line_an_image():
     file = io.StringIO()
     write_text(PREDICTIONS, file)

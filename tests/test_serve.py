@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from threading import Event
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from vitreous.report.pictures import heated, picture
 from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
+CURLS = "application/x-www-form-urlencoded"  # what curl says of any bytes
 UNKNOWN = "the image: not an image format that Pillow reads"
 
 
@@ -111,7 +113,9 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
     assert 'id="answers"' not in text and "data:image" not in text
     assert "@photo.jpg http://testserver/predict" in text
     empty = client.post("/", data={"images": "text"}, files={"other": b"x"})
-    assert empty.status_code == 400 and "no image came: choose a file (field images)" in empty.text
+    assert empty.status_code == 400 and "no image came: choose a file (field images), or" in empty.text
+    raw = client.post("/", content=encoded(1)[0], headers={"content-type": CURLS})
+    assert raw.status_code == 400 and "or send its bytes to /predict" in raw.text
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,7 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
         ("/predict", b"x" * 100, 400, UNKNOWN),
         ("/elsewhere", b"", 404, "Not Found"),
+        ("/predict/", b"", 404, "Not Found"),
         ("/model", b"", 405, "Method Not Allowed"),
     ],
 )
@@ -134,6 +139,20 @@ def test_what_cannot_be_answered_is_refused_in_words(client, monkeypatch, path, 
     monkeypatch.setattr(serve, "LARGEST", 100)
     answer = client.post(path, content=content)
     assert (answer.status_code, answer.json()) == (status, {"error": said})
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/json", "Application/JSON; charset=u"])
+def test_an_image_wrapped_in_something_is_refused_with_the_way_to_send_it(client, kind):
+    answer = client.post("/predict", content=encoded(1)[0], headers={"content-type": kind})
+    said = "send the image's bytes as the body: curl --data-binary @photo.jpg"
+    assert (answer.status_code, answer.json()) == (415, {"error": said})
+
+
+@pytest.mark.parametrize("kind", [CURLS, "image/png", "application/octet-stream"])
+def test_an_image_may_be_called_anything_else(client, kind):
+    image = encoded(1)[0]
+    answer = client.post("/predict", content=image, headers={"content-type": kind})
+    assert answer.status_code == 200 and answer.json() == client.post("/predict", content=image).json()
 
 
 def test_people_are_refused_on_the_page(client, monkeypatch):
@@ -147,6 +166,37 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
     assert all('enctype="multipart/form-data"' in answer.text for answer in (many, large))
     assert client.post("/", content=iter([b"parts"])).status_code == 411
     assert client.put("/").json() == {"error": "Method Not Allowed"}
+
+
+def test_a_form_without_a_readable_file_is_refused(client):
+    answer = client.post("/", files=[("images", ("x.txt", b"no image")), ("images", ("y.txt", b"none"))])
+    assert answer.status_code == 400 and "y.txt: not an image format that Pillow reads" in answer.text
+
+
+def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):
+    begun, go, predict = Event(), Event(), serve.predict
+
+    def held(*args, **options):
+        begun.set()
+        assert go.wait(60)
+        return predict(*args, **options)
+
+    monkeypatch.setattr(serve, "predict", held)
+    monkeypatch.setattr(serve, "AT_ONCE", 1)
+    (image,) = encoded(1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: client.post("/predict", content=image))
+        assert begun.wait(60)
+        turned_away, page = client.post("/predict", content=image), client.post("/", files={"images": image})
+        assert client.get("/model").status_code == client.get("/").status_code == 200
+        go.set()
+        assert first.result().status_code == 200
+    said = "1 requests are waiting: ask again in a second"
+    assert (turned_away.status_code, turned_away.json()) == (503, {"error": said})
+    assert page.status_code == 503 and f"<p>{said}</p>" in page.text
+    assert turned_away.headers["retry-after"] == page.headers["retry-after"] == "1"
+    assert client.post("/predict", content=b"no image").status_code == 400  # which leaves room, too
+    assert client.post("/predict", content=image).status_code == 200
 
 
 def test_requests_are_answered_one_after_the_other(client, monkeypatch):
@@ -213,8 +263,8 @@ def test_a_long_list_of_classes_is_cut():
 def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        code, out, err = vitreous("serve", str(tmp_path), "--port", str(port))
-    assert (code, out) == (2, "")
+        code, out, err = vitreous("serve", str(tmp_path), "--port", str(port), "--log", str(tmp_path / "asked.csv"))
+    assert (code, out) == (2, "") and not (tmp_path / "asked.csv").exists()
     assert err == f"vitreous: cannot listen at 127.0.0.1, port {port}: Address already in use; use another --port\n"
 
 
@@ -254,13 +304,31 @@ def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch
     assert caplog.messages[-1] == f"could not write {path}: No space left on device"
 
 
-def test_answers_are_noted_in_no_other_table(vitreous, bundle, tmp_path):
+@pytest.mark.parametrize("content", [b"split,row\n", "größe,zeit\n".encode("latin-1"), b"\n"])
+def test_answers_are_noted_in_no_other_table(vitreous, bundle, tmp_path, content):
     bundle.save(tmp_path / "model")
     other = tmp_path / "answers.csv"
-    other.write_text("split,row\n")
-    code, _, err = vitreous("serve", tmp_path / "model", "--log", other)
+    other.write_bytes(content)
+    code, _, err = vitreous("serve", tmp_path / "model", "--port", "0", "--log", other)
     assert (code, err) == (2, f"vitreous: {other} is another table: name a new file with --log\n")
-    assert other.read_text() == "split,row\n"
+    assert other.read_bytes() == content
+
+
+def test_answers_are_noted_in_no_folder_that_is_not_there(vitreous, bundle, tmp_path):
+    bundle.save(tmp_path / "model")
+    code, _, err = vitreous("serve", tmp_path / "model", "--port", "0", "--log", tmp_path / "new" / "asked.csv")
+    said = f"there is no folder {tmp_path / 'new'}: make it, or name another file with --log"
+    assert (code, err) == (2, f"vitreous: {said}\n") and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("old", ["", "\nthen,model,ant,0.5", "\nthen,model,ant,0.5\n"])
+def test_a_log_that_was_edited_goes_on_in_a_line_of_its_own(tmp_path, mark, old):
+    path, head = tmp_path / "asked.csv", "time,model,answer,probability"
+    path.write_text(mark + head + old, encoding="utf-8")
+    AnswerLog(path)("model", "bee", 0.25)
+    first, *rows = path.read_text(encoding="utf-8-sig").splitlines()
+    assert first == head and rows[:-1] == old.split() and rows[-1].endswith(",model,bee,0.25")
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "python_multipart"])
@@ -316,6 +384,15 @@ def test_an_image_that_would_fill_the_memory_is_refused(server):
         urllib.request.urlopen(f"http://{host}:{port}/predict", large.getvalue(), timeout=60)
     said = "the image: more than the 64,000,000 pixels that Pillow opens: make it smaller"
     assert json.load(refused.value) == {"error": said}
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(server):
+    _, address = server
+    with ExitStack() as silent:
+        for _ in range(40):
+            silent.enter_context(socket.create_connection(address))
+        with urllib.request.urlopen("http://{}:{}/predict".format(*address), encoded(1)[0], timeout=60) as response:
+            assert response.status == 200
 
 
 def test_a_client_that_says_two_lengths_or_sends_but_half_holds_nothing_up(server):

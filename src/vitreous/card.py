@@ -1,12 +1,13 @@
 """What is shared with a model outside its run: the run's record, and a card generated from that record alone."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitreous.data.sources import HUB
+from vitreous.data.sources import HUB, NAMED
 from vitreous.files import read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
@@ -61,9 +62,9 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
     recipe = read_recipe(str(run / "recipe.yaml"))
     data, environment = read_json(run / "data.json"), read_json(run / "environment.json")
-    if Path(recipe.data.source or "").is_absolute():
+    if not _known_elsewhere(recipe.data.source or ""):
         recipe = recipe.with_options("data", source=None)
-    if Path(data["source"]).is_absolute():
+    if not _known_elsewhere(data["source"]):
         data["source"] = data["name"]
     if weights := recipe.start.weights:
         weights = Path(weights).name if Path(weights).is_absolute() else weights
@@ -74,6 +75,11 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     write_json(folder / "environment.json", {key: environment[key] for key in ENVIRONMENT})
     write_json(folder / "results.json", results)
     replace_file(folder / CARD, lambda part: part.write_text(card(folder, repo)))
+
+
+def _known_elsewhere(source: str) -> bool:
+    """Whether DATA means the same on other machines, as a path or a name under $VITREOUS_DATA does not."""
+    return source.partition(":")[0] in (*NAMED, "hf")
 
 
 def finished(run: Path) -> dict[str, Any]:
@@ -122,7 +128,7 @@ A Vision Transformer that tells the {len(class_names)} classes of {data["name"]}
 - {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
 - {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels (`config.json`)
 - reads {C} x {H} x {W} pixels (channels, rows, columns); pictures of another size are brought to it
-- answers with: {", ".join(class_names)}
+- answers with: {", ".join(map(_as_markdown, class_names))}
 
 ## Use it
 
@@ -169,6 +175,11 @@ Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}. SH
 
 {chr(10).join(f"- {limit}" for limit in limits)}
 """
+
+
+def _as_markdown(name: str) -> str:
+    """A name as it is, in one line, whatever of it Markdown would take for its own."""
+    return re.sub(r"[\\`*~<>&$\[\]]|\b_|_\b", r"\\\g<0>", " ".join(name.split()))
 
 
 def _headline(results: dict[str, Any]) -> str:

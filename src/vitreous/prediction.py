@@ -255,7 +255,8 @@ def write_text(predictions: Iterable[Prediction], file: TextIO) -> None:
     """One line per image: its likeliest classes with their probabilities."""
     for prediction in predictions:
         classes = "  ".join(
-            f"{name} {p:.1%}" for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
+            f"{' '.join(name.split())} {p:.1%}"
+            for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
         )
         print(f"{prediction.image}: {classes}", file=file)
 

@@ -1,10 +1,13 @@
 """A trained model behind HTTP: a page for people, JSON for programs."""
 
+import codecs
 import csv
 import errno
 import logging
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -33,7 +36,7 @@ log = logging.getLogger("vitreous")
 LARGEST = 32_000_000  # bytes of a request
 PIXELS = 64_000_000  # per image, at most: decoding takes up to 16 bytes of memory for each
 MOST = 12  # images per form
-CONNECTIONS = 32  # concurrent, each of which may hold a request; more are turned away
+AT_ONCE = 32  # requests with images, all of which wait in memory; more are turned away
 NAMED = 20  # classes that the page names
 FORM = f"""<form method="post" enctype="multipart/form-data">
 <label>Up to {MOST} images, {LARGEST // 10**6} MB in all:
@@ -77,30 +80,37 @@ class Service:
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a missing device is reported now
         self._alone = Lock()  # because explaining hooks into the model
+        self._inside = 0
         routes = [
             Route("/", self._ask_page, methods=["GET", "POST"]),
             Route("/predict", self._post_image, methods=["POST"]),
             Route("/model", self._get_model, methods=["GET"]),
         ]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, ClientDisconnect: _gone})
+        self.app.router.redirect_slashes = False
 
     async def _ask_page(self, request: Request) -> HTMLResponse:
         if request.method != "POST":
             return self._page(request)
         _check_length(request)
-        async with request.form(max_files=MOST) as form:
-            given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
-            images = [(upload.filename or "an image", await upload.read()) for upload in given]
-        if not images:
-            raise HTTPException(400, "no image came: choose a file (field images)")
-        return self._page(request, await run_in_threadpool(self._explain, images))
+        with self._room():
+            async with request.form(max_files=MOST) as form:
+                given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
+                images = [(upload.filename or "an image", await upload.read()) for upload in given]
+            if not images:
+                raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
+            return self._page(request, *await run_in_threadpool(self._explain, images))
 
     async def _post_image(self, request: Request) -> JSONResponse:
         _check_length(request)
+        kind = request.headers.get("content-type", "").lower()
+        if kind.startswith(("multipart/", "application/json")):  # and not what curl says of any bytes
+            raise HTTPException(415, "send the image's bytes as the body: curl --data-binary @photo.jpg")
         top = request.query_params.get("top", "5")
         if not top.isdecimal() or not 1 <= len(top.lstrip("0")) <= 9:
             raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
-        return await run_in_threadpool(self._answer, await request.body(), int(top))
+        with self._room():
+            return await run_in_threadpool(self._answer, await request.body(), int(top))
 
     async def _get_model(self, request: Request) -> JSONResponse:
         about = {
@@ -115,6 +125,17 @@ class Service:
         }
         return JSONResponse(about)
 
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Entered before the body of a request is read. Raises HTTPException where too many are inside."""
+        if self._inside >= AT_ONCE:
+            raise HTTPException(503, f"{AT_ONCE} requests are waiting: ask again in a second", {"Retry-After": "1"})
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
     def _answer(self, image: bytes, top: int) -> JSONResponse:
         try:
             with self._alone:
@@ -124,8 +145,8 @@ class Service:
             raise HTTPException(400, str(error)) from error
         return JSONResponse({"classes": found.classes, "probabilities": found.probabilities})
 
-    def _explain(self, images: list[tuple[str, bytes]]) -> str:
-        """The answers to image files, given by name and content, as HTML."""
+    def _explain(self, images: list[tuple[str, bytes]]) -> tuple[str, int]:
+        """The answers to image files, given by name and content, as HTML, and the status: 400 if none was read."""
         shots, notes = [], ""
         for file, content in images:
             try:
@@ -136,10 +157,10 @@ class Service:
             except BrokenImage as error:
                 notes += f"<p>{escape(file)}: {escape(reason(error.__cause__))}</p>"
         if not shots:
-            return notes
+            return notes, 400
         text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}. "
         text += HOW_TO_READ
-        return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}'
+        return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}', 200
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:
         """The form, below the answers to the images sent with it."""
@@ -154,7 +175,9 @@ class Service:
 
     async def _refuse(self, request: Request, error: HTTPException) -> Response:
         if request.url.path == "/" and error.status_code != 405:
-            return self._page(request, f"<p>{escape(error.detail)}</p>", error.status_code)
+            page = self._page(request, f"<p>{escape(error.detail)}</p>", error.status_code)
+            page.headers.update(error.headers or {})
+            return page
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
@@ -176,28 +199,34 @@ def serve(service: Service, listener: socket.socket) -> None:
     Requests in progress then have three seconds to finish. Lowers Pillow's limit on image pixels, in this process.
     """
     Image.MAX_IMAGE_PIXELS = PIXELS // 2  # Pillow warns from here on, and refuses from twice as many
-    options = {"log_level": "warning", "limit_concurrency": CONNECTIONS, "timeout_graceful_shutdown": 3}
+    options = {"log_level": "warning", "timeout_graceful_shutdown": 3}
     uvicorn.Server(uvicorn.Config(service.app, **options)).run(sockets=[listener])
 
 
 class AnswerLog:
     """A CSV file that grows by a line per answer: time (UTC), model, class, probability; no image.
 
-    Raises ValueError if the file is another table, OSError if it cannot be written. If a later line cannot be written,
-    a warning is logged and the answer still goes out.
+    Raises ValueError if the file is another table or has no folder, OSError if it cannot be written. If a later line
+    cannot be written, a warning is logged and the answer still goes out.
     """
 
     HEAD = ("time", "model", "answer", "probability")
 
     def __init__(self, path: Path):
         self.path = path
-        with path.open("a+", newline="", encoding="utf-8") as file:
+        if not path.parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent}: make it, or name another file with --log")
+        with path.open("ab+") as file:
             file.seek(0)
-            head = file.readline()
+            head = file.readline().removeprefix(codecs.BOM_UTF8)  # which Excel writes
+            if head and head.strip() != ",".join(self.HEAD).encode():
+                raise ValueError(f"{path} is another table: name a new file with --log")
+            if head:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a line that an editor or a full disk has cut
+                    file.write(b"\r\n")
         if not head:
             self._add(self.HEAD)
-        elif tuple(head.strip().split(",")) != self.HEAD:
-            raise ValueError(f"{path} is another table: name a new file with --log")
 
     def __call__(self, model: str, answer: str, probability: float) -> None:
         try:

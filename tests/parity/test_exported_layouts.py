@@ -1,6 +1,7 @@
 """What is exported for transformers and timm is loaded by them, strictly, and is the same function there."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from tiny import tiny_bundle
 
 from vitreous import Bundle, read_recipe
 from vitreous.export import export_run
+from vitreous.export.checkpoints import write_huggingface
 from vitreous.preprocess import Preprocess
+from vitreous.weights import load_weights
 
 MODELS = {
     "plain": {"pool": "cls"},
@@ -58,7 +61,7 @@ def saved(folder, fit="squash", crop_fraction=1.0, **model):
         fit=fit,
         crop_fraction=crop_fraction,
     )
-    bundle = Bundle(bundle.model, preprocess, bundle.class_names)
+    bundle = Bundle(bundle.model, preprocess, bundle.class_names, temperature=1.7)
     bundle.save(folder)
     return bundle
 
@@ -83,6 +86,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(tmp_path, nam
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert receipt["max_abs_difference"] <= 2e-6 and expected.std() > 0.1
     assert theirs.config.id2label == dict(enumerate(bundle.class_names))
+    assert load_weights(folder)[0].temperature == 1.7  # which changes none of the logits above
 
 
 @pytest.mark.parametrize(("fit", "crop_fraction"), [("squash", 1.0), ("crop", 0.8)])
@@ -97,6 +101,32 @@ def test_transformers_prepares_images_as_we_do(tmp_path, fit, crop_fraction):
     level = 1 / 255 / 0.2
     assert theirs.shape == ours.shape
     assert (theirs - ours).abs().mean() < 2 * level and (theirs - ours).abs().max() < 12 * level
+
+
+def test_transformers_reads_gray_pictures_for_a_gray_model(tmp_path):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    bundle = tiny_bundle(pool="cls")
+    bundle.save(tmp_path)
+    folder, _ = export_run(tmp_path, "huggingface")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    image = Image.effect_noise((8, 8), 90)
+    (theirs,) = processor(image, return_tensors="pt")["pixel_values"]
+    ours = bundle.preprocess.normalise(torch.tensor(bundle.preprocess.fit_image(image))[None])[0]
+    torch.testing.assert_close(theirs, ours)
+    assert len(processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]) == 3
+
+
+@pytest.mark.parametrize(("side", "aside"), [(9, 0), (10, 0), (11, 1), (12, 0), (13, 0), (15, 1)])
+def test_transformers_cuts_a_pixel_aside_where_deploying_says_so(tmp_path, side, aside):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    bundle = tiny_bundle(pool="cls")
+    preprocess = bundle.preprocess.model_copy(update={"fit": "crop", "crop_fraction": 8 / side})
+    write_huggingface(replace(bundle, preprocess=preprocess), tmp_path)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = Image.linear_gradient("L").crop((0, 0, side, side))  # a level a row
+    (theirs,) = processor(image, return_tensors="pt")["pixel_values"]
+    ours = preprocess.normalise(torch.tensor(preprocess.fit_image(image))[None])[0]
+    torch.testing.assert_close(ours - theirs, torch.full((1, 8, 8), aside / 255 / 0.2), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TIMM)
@@ -115,3 +145,4 @@ def test_timm_loads_every_weight_and_gives_the_same_logits(tmp_path, name):
     assert said == [bundle.preprocess.shape, bundle.preprocess.mean, bundle.preprocess.std]
     assert (config["interpolation"], config["crop_mode"], config["crop_pct"]) == ("bilinear", "squash", 1.0)
     assert theirs.pretrained_cfg["label_names"] == list(bundle.class_names)
+    assert load_weights(folder)[0].temperature == 1.7

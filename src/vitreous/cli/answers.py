@@ -110,7 +110,10 @@ def serve(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Let others ask a trained model over HTTP: a page for people, JSON for programs."""
+    """Let others ask a trained model over HTTP: a page for people, JSON for programs.
+
+    A proxy before it must pass Host on and add no path: the page would show an address without it.
+    """
     from vitreous.cli.asked import asked_model
     from vitreous.extras import need
     from vitreous.files import check_file
@@ -119,12 +122,12 @@ def serve(
     from vitreous.serve import AnswerLog, Service, listen
     from vitreous.serve import serve as answer
 
-    options: dict = {"name": Path(run).resolve().name, "device": device}
     if log is not None:
         check_file(log, ".csv", None)
-        options["on_answer"] = AnswerLog(log)
     with listen(host, port) as listener:
-        service = Service(asked_model(run, arch, revision), **options)
+        service = Service(asked_model(run, arch, revision), name=Path(run).resolve().name, device=device)
+        if log is not None:  # last, so that no new one is left where nothing is served
+            service.on_answer = AnswerLog(log)
         at = f"[{host}]" if ":" in host else host
         print(f"http://{at}:{listener.getsockname()[1]} serves {run}; Ctrl-C stops it", flush=True)
         with suppress(KeyboardInterrupt):

@@ -22,14 +22,17 @@ def export(
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.export import export_run
-    from vitreous.export.deploy import GRAPHS
+    from vitreous.export.deploy import CHECKPOINTS, GRAPHS
     from vitreous.export.example import EXAMPLE, PICTURE
+    from vitreous.files import read_json
+    from vitreous.weights.bundle import CONFIG
 
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
     )
     took = receipt["milliseconds_per_image"]
-    print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))  # of a killed export
+    print(f"{folder}: {', '.join(names)}")
     print(
         f"{receipt['inputs']}: logits differ by {receipt['max_abs_difference']:.2g} at most, "
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
@@ -46,6 +49,13 @@ def export(
         print(
             "what rounding costs in top-1 was not measured, as the run's images are not here: name others with --data"
         )
+    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get("temperature")):
+        library = "transformers" if form == "huggingface" else form
+        print(
+            f"{library} applies no temperature: divide its logits by {temperature:.6g} for the probabilities of predict"
+        )
+    if form == "huggingface" and read_json(folder / CONFIG)["num_channels"] == 1:
+        print("transformers turns no picture gray: give its processor images of mode L, and do without its pipeline")
 
 
 def push(

@@ -82,7 +82,7 @@ def write_timm(bundle: Bundle, folder: Path) -> Answer:
         "model_args": arguments,
         "pretrained_cfg": said,
     }
-    return _write(folder, from_timm.to_theirs(weights, config), content)
+    return _write(folder, from_timm.to_theirs(weights, config), content, bundle.temperature)
 
 
 def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
@@ -142,7 +142,7 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
     theirs = from_huggingface.to_theirs(weights, config)
     if dino:  # used in pretraining only, but transformers warns without it
         theirs[f"{kind}.embeddings.mask_token"] = torch.zeros(1, config.dim)
-    return _write(folder, theirs, content)
+    return _write(folder, theirs, content, bundle.temperature)
 
 
 def preprocessing_of(preprocess: Preprocess) -> dict[str, Any]:
@@ -220,7 +220,9 @@ def _one_if_square(pair: tuple[int, int]) -> int | tuple[int, int]:
     return pair[0] if pair[0] == pair[1] else pair
 
 
-def _write(folder: Path, weights: Weights, content: dict[str, Any]) -> Answer:
+def _write(folder: Path, weights: Weights, content: dict[str, Any], temperature: float) -> Answer:
+    if temperature != 1:  # which `load_weights` reads, and the libraries do not
+        content = content | {"temperature": temperature}
     apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     replace_file(folder / WEIGHTS, lambda part: save_file(apart, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, content)

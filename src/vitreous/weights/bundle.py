@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from vitreous.files import path_of, replace_file, write_json
 from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
+from vitreous.weights.maps import read_temperature
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
@@ -109,10 +109,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
     try:
         config = json.loads(file.read_text())
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
-        class_names, temperature = tuple(map(str, config["class_names"])), float(config.get("temperature", 1.0))
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature {temperature} is not above 0")
-        return model, preprocess, class_names, temperature
+        return model, preprocess, tuple(map(str, config["class_names"])), read_temperature(config)
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except KeyError as error:

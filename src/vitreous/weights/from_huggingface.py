@@ -14,7 +14,7 @@ from typing import Any
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import maps
-from vitreous.weights.maps import BOTH, Description, Pairs, Weights, expand, merge_qkv, split_qkv
+from vitreous.weights.maps import BOTH, Description, Pairs, Weights, expand, merge_qkv, read_temperature, split_qkv
 
 NAME, HEAD = "Hugging Face", "classifier.weight"
 MARKS = ("embeddings.patch_embeddings.", ".attention.attention.query.")
@@ -125,7 +125,8 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
         pool="cls_mean" if dino and classes else "cls",
     )
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
-    return Description(model, read_preprocessing(preprocessing), names if classes and names else None)
+    preprocess, temperature = read_preprocessing(preprocessing), read_temperature(config)
+    return Description(model, preprocess, names if classes and names else None, temperature)
 
 
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:

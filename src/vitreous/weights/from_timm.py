@@ -9,7 +9,7 @@ from typing import Any
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import maps
-from vitreous.weights.maps import BOTH, HALF, IMAGENET, Description, Pairs, Weights, expand
+from vitreous.weights.maps import BOTH, HALF, IMAGENET, Description, Pairs, Weights, expand, read_temperature
 
 NAME, HEAD = "timm", "head.weight"
 MARKS = ("patch_embed.proj.", ".attn.qkv.")
@@ -158,7 +158,8 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
         fit="squash" if mode == "squash" else "crop",
     )
     labels = config.get("label_names") or said.get("label_names")
-    return Description(model, preprocess, tuple(map(str, labels)) if isinstance(labels, list | tuple) else None)
+    names = tuple(map(str, labels)) if isinstance(labels, list | tuple) else None
+    return Description(model, preprocess, names, read_temperature(config))
 
 
 def translate(arguments: dict[str, Any]) -> ViTConfig:

@@ -3,9 +3,10 @@
 A map is a pure function of a dict of tensors. A table's row (our name, their name) may contain {i}, the block's number.
 """
 
+import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,15 @@ class Description(NamedTuple):
     class_names: tuple[str, ...] | None
     """None if not given."""
     temperature: float = 1.0
-    """Divides the logits; only our own checkpoints have one."""
+    """Divides the logits; only what we wrote has one."""
+
+
+def read_temperature(config: dict[str, Any]) -> float:
+    """The temperature in a config.json, 1 if not given. Raises ValueError."""
+    temperature = float(config.get("temperature", 1.0))
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature {temperature} is not above 0")
+    return temperature
 
 
 def expand(table: Iterable[tuple[str, str]], depth: int, suffixes: Iterable[tuple[str, str]] = (("", ""),)) -> Pairs:
