@@ -27,8 +27,8 @@ class Timed(NamedTuple):
     top1: float
     sd: float | None
     n: int
-    as_it_is: bool
-    """Whether only the recipe's own settings were used, but for a number of epochs that the time did not reach."""
+    changes: int
+    """How many settings differ from the recipe's, but for a number of epochs that the time did not reach."""
 
 
 def timed(results: list[dict]) -> list[Timed]:
@@ -40,8 +40,8 @@ def timed(results: list[dict]) -> list[Timed]:
             minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
             what = r["recipe"], UNITS[r["machine"]["units"]], r["precision"], r["params"]
             epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]
-            own = len(epochs) == len(others) and all(r["passes"] < bound for bound in epochs)
-            found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], own))
+            changes = len(others) - sum(r["passes"] < bound for bound in epochs)
+            found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], changes))
     return found
 
 
@@ -49,12 +49,12 @@ def minutes_table(found: list[Timed]) -> str:
     """A row for each recipe and processor, a column for each time limit; other settings only where there is no figure
     without them."""
     reached: dict[tuple, dict[int, str]] = {}
-    for run in sorted(found, key=lambda run: not run.as_it_is):
+    for run in sorted(found, key=lambda run: run.changes):
         top1 = f"{100 * run.top1:.2f}"
         if run.sd is not None:
             top1 += f" ± {100 * run.sd:.2f} (n = {run.n})"
         row = reached.setdefault((f"`{run.recipe}`", run.units, run.precision, f"{run.params:,}"), {})
-        row.setdefault(run.minutes, top1 + " *" * (not run.as_it_is))
+        row.setdefault(run.minutes, top1 + " *" * (run.changes > 0))
     columns = sorted({minutes for row in reached.values() for minutes in row})
     head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
     rows = [[*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
@@ -62,13 +62,16 @@ def minutes_table(found: list[Timed]) -> str:
 
 
 def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
-    """What is drawn: [minutes, top-1 in percent] for each set and processor, of the recipes as they are."""
-    lines: dict[str, dict[str, list[list[float]]]] = {}
-    for run in sorted(found, key=lambda run: (run.recipe, run.minutes)):
-        if run.as_it_is:
-            data = run.recipe.partition("-")[0]
-            lines.setdefault(data, {}).setdefault(run.units, []).append([run.minutes, round(100 * run.top1, 2)])
-    return lines
+    """What is drawn: [minutes, top-1 in percent] for each set and processor; other settings only where there is no
+    figure without them."""
+    lines: dict[str, dict[str, dict[int, float]]] = {}
+    for run in sorted(found, key=lambda run: (run.recipe, run.changes, run.minutes)):
+        line = lines.setdefault(run.recipe.partition("-")[0], {}).setdefault(run.units, {})
+        line.setdefault(run.minutes, round(100 * run.top1, 2))
+    return {
+        data: {units: sorted(map(list, line.items())) for units, line in by_units.items()}
+        for data, by_units in lines.items()
+    }
 
 
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:

@@ -493,7 +493,8 @@ def test_the_temperature_goes_there_and_comes_back(vitreous, tmp_path, form, lib
     code, out, _ = vitreous("export", tmp_path / "bundle", form, "--out", tmp_path / "theirs")
     line = f"{library} applies no temperature: divide its logits by 1.7 for the probabilities of predict\n"
     assert code == 0 and (line in out) == (temperature != 1)
-    assert ("temperature" in json.loads((tmp_path / "theirs" / "config.json").read_text())) == (temperature != 1)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert ("calibration_temperature" in config) == (temperature != 1)
     back, _ = load_weights(tmp_path / "theirs")
     image = noise(bundle, 1)[0]
     (ours,), (theirs,) = (predict(model, image, device="cpu", precision="float32") for model in (bundle, back))

@@ -26,6 +26,7 @@ def export(
     from vitreous.export.example import EXAMPLE, PICTURE
     from vitreous.files import read_json
     from vitreous.weights.bundle import CONFIG
+    from vitreous.weights.maps import TEMPERATURE
 
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
@@ -49,7 +50,7 @@ def export(
         print(
             "what rounding costs in top-1 was not measured, as the run's images are not here: name others with --data"
         )
-    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get("temperature")):
+    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get(TEMPERATURE)):
         library = "transformers" if form == "huggingface" else form
         print(
             f"{library} applies no temperature: divide its logits by {temperature:.6g} for the probabilities of predict"

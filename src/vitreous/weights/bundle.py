@@ -109,7 +109,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
     try:
         config = json.loads(file.read_text())
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
-        return model, preprocess, tuple(map(str, config["class_names"])), read_temperature(config)
+        return model, preprocess, tuple(map(str, config["class_names"])), read_temperature(config, "temperature")
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except KeyError as error:

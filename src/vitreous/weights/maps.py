@@ -35,9 +35,12 @@ class Description(NamedTuple):
     """Divides the logits; only what we wrote has one."""
 
 
-def read_temperature(config: dict[str, Any]) -> float:
+TEMPERATURE = "calibration_temperature"  # in others' config.json; transformers has a "temperature" of its own
+
+
+def read_temperature(config: dict[str, Any], key: str = TEMPERATURE) -> float:
     """The temperature in a config.json, 1 if not given. Raises ValueError."""
-    temperature = float(config.get("temperature", 1.0))
+    temperature = float(config.get(key, 1.0))
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature {temperature} is not above 0")
     return temperature
