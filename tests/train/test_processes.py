@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     results: dict | None
     printed: str
     random: bytes
-    """State of its generator."""
+    """State of its generator after the last epoch, which `fit` gives back as it was."""
     weights: bytes
     """Of the model it was given, if it was."""
 
@@ -79,10 +79,12 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet 
     options.pop("notes", lambda: None)()
     begin = options.pop("begin", fit)
     sys.stdout = text = io.StringIO()
-    model = options.get("model")
+    model, random = options.get("model"), [b""]
+    if begin is fit:
+        options["on_epoch"] = lambda row: random.append(torch.get_rng_state().numpy().tobytes())
     run = begin(recipe, data, device="cpu", pictures=False, **options)
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values()) if model else b""
-    return Outcome(run.folder, run.results, text.getvalue(), torch.get_rng_state().numpy().tobytes(), weights)
+    return Outcome(run.folder, run.results, text.getvalue(), random[-1], weights)
 
 
 def train(processes: int, recipe: Recipe, data: ImageSet | None, **options: Any) -> list[Any]:
