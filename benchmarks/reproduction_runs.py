@@ -131,7 +131,13 @@ MILD, UNWHITENED = ("optim.muon_weight_decay=0.01",), ("start.whiten=false", "mo
 OURS = (
     Ours("lyon-mnist", "`mnist`, smaller, as many epochs", "mnist", SMALL_MNIST, "small"),
     Ours("lyon-mnist", "`mnist`, as many epochs", "mnist", ("epochs=5",), "5-epochs"),
-    Ours("lyon-cifar10", "`small-images`, smaller, as many epochs", "small-images", SMALL_CIFAR10, "small"),
+    Ours(
+        "lyon-cifar10",
+        "`small-images`, smaller, as many epochs",
+        "small-images",
+        (*UNWHITENED, *SMALL_CIFAR10),
+        "small",
+    ),
     Ours("behery-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", (*MILD, *FIVE), "5m"),
     Ours("behery-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", (*MILD, *HALF), "30m"),
     Ours("behery-cifar100", "`cifar100-cpu`, an hour", "cifar100-cpu", HOUR, "60m"),
