@@ -133,21 +133,29 @@ OURS = (
     Ours("lyon-mnist", "`mnist`, as many epochs", "mnist", ("epochs=5",), "5-epochs"),
     Ours(
         "lyon-cifar10",
-        "`small-images`, smaller, as many epochs",
+        "`small-images` before whitening, smaller, as many epochs",
         "small-images",
         (*UNWHITENED, *SMALL_CIFAR10),
         "small",
     ),
-    Ours("behery-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", (*MILD, *FIVE), "5m"),
-    Ours("behery-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", (*MILD, *HALF), "30m"),
+    Ours(
+        "behery-cifar100", "`cifar100-cpu` with less weight decay, five minutes", "cifar100-cpu", (*MILD, *FIVE), "5m"
+    ),
+    Ours(
+        "behery-cifar100", "`cifar100-cpu` with less weight decay, half an hour", "cifar100-cpu", (*MILD, *HALF), "30m"
+    ),
     Ours("behery-cifar100", "`cifar100-cpu`, an hour", "cifar100-cpu", HOUR, "60m"),
     Ours("behery-cifar100", "`cifar100-amx`, an hour", "cifar100-amx", HOUR, "60m"),
-    Ours("tigges-cifar100", "`cifar100-cpu`, five minutes", "cifar100-cpu", (*MILD, *FIVE), "5m"),
-    Ours("tigges-cifar100", "`cifar100-cpu`, half an hour", "cifar100-cpu", (*MILD, *HALF), "30m"),
+    Ours(
+        "tigges-cifar100", "`cifar100-cpu` with less weight decay, five minutes", "cifar100-cpu", (*MILD, *FIVE), "5m"
+    ),
+    Ours(
+        "tigges-cifar100", "`cifar100-cpu` with less weight decay, half an hour", "cifar100-cpu", (*MILD, *HALF), "30m"
+    ),
     Ours("tigges-cifar100", "`cifar100-cpu`, an hour", "cifar100-cpu", HOUR, "60m"),
     Ours("tigges-cifar100", "`cifar100-amx`, an hour", "cifar100-amx", HOUR, "60m"),
-    Ours("tigges-cifar10", "`cifar10-cpu`, five minutes", "cifar10-cpu", (*UNWHITENED, *FIVE), "5m"),
-    Ours("tigges-cifar10", "`cifar10-cpu`, an hour", "cifar10-cpu", (*UNWHITENED, *HOUR), "60m"),
+    Ours("tigges-cifar10", "`cifar10-cpu` before whitening, five minutes", "cifar10-cpu", (*UNWHITENED, *FIVE), "5m"),
+    Ours("tigges-cifar10", "`cifar10-cpu` before whitening, an hour", "cifar10-cpu", (*UNWHITENED, *HOUR), "60m"),
     Ours("tigges-cifar10", "`cifar10-amx`, an hour", "cifar10-amx", HOUR, "60m"),
     Ours("paper-b16-pizza", "`pizza`, the original split", "pizza"),
     Ours("paper-b16-pizza", "`pizza`, 5 folds of all 300 images", "pizza", folds=5),

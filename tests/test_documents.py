@@ -42,7 +42,7 @@ def test_the_python_of_the_documents_runs(outside, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     exec(compile("\n".join(blocks), "python.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out.splitlines()
-    assert len(blocks) == 11 and said[0].endswith(" 1437 360")
+    assert len(blocks) == 12 and said[0].endswith(" 1437 360")
     assert float(said[-1].removeprefix("runs/own/export/pt2 ")) <= 1e-4
     assert Path("walk.html").is_file()
 
@@ -69,7 +69,7 @@ def test_the_chart_is_that_of_the_results(tmp_path):
     minutes.draw(drawn, tmp_path / "chart.png")
     assert json.loads(Image.open(tmp_path / "chart.png").text["points"]) == drawn
     table = minutes.minutes_table(minutes.saved())
-    assert all(f"| {top1:.2f} " in table for lines in drawn.values() for line in lines.values() for _, top1 in line)
+    assert all(f"| {top1:.2f} " in table for lines in drawn.values() for line in lines.values() for _, top1, _ in line)
 
 
 def test_the_tables_of_the_reproductions_are_those_of_the_results():

@@ -27,7 +27,7 @@ def evaluate(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Judge a trained model on DATA, or a split of it; the run's own figures stay as they are."""
+    """Judge a trained model on DATA, or a split of it; nothing in the run's folder changes."""
     from rich.console import Console
 
     from vitreous.cli.asked import asked_model
@@ -71,7 +71,7 @@ def predict(
     run: RunArgument,
     images: Images,
     top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     arch: Architecture = None,

@@ -12,7 +12,9 @@ from vitreous.cli.output import report_broken
 def explain(
     run: RunArgument,
     images: Images,
-    out: Annotated[Path, typer.Option(help="The folder for a PNG and a JSON file an image.")] = Path("explanations"),
+    out: Annotated[Path, typer.Option(help="The folder for a PNG and a JSON file of each image.")] = Path(
+        "explanations"
+    ),
     method: Annotated[
         str | None,
         typer.Option(help="integrated_gradients (default), gradient_rollout, rollout, grad_cam or attention."),

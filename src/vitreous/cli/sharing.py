@@ -17,7 +17,10 @@ def export(
         bool, typer.Option("--preprocess-inside", help="The graph takes uint8 pixels and normalises them itself.")
     ] = False,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest difference of a logit; for int8 the share of images that top-1 loses.")
+        float | None,
+        typer.Option(
+            help="Largest difference of a logit \\[default: 1e-4]; for int8 the share of images that top-1 may lose \\[0.005]."
+        ),
     ] = None,
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""

@@ -32,7 +32,10 @@ def train(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Recipe settings: epochs=10 optim.name=muon"),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="A shipped recipe's name or a YAML file.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A recipe's name (`vitreous recipes`) or a YAML file \\[default: one that suits DATA]."),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -43,8 +46,10 @@ def train(
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder \\[default: runs/NAME].")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same as seed=N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder \\[default: the next free runs/NAME].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes all that is random; another number gives another run. The same as seed=N.")
+    ] = None,
     folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -55,7 +60,7 @@ def train(
         bool, typer.Option("--dry-run", help="Stop before training: recipe, data, first batch, time needed.")
     ] = False,
 ) -> None:
-    """Train a model on DATA to the end: validate, test, and leave a run folder."""
+    """Train a model on DATA, judge it, and leave a run folder with model/ and report.html."""
     overrides = overrides or []
     given = [value for value in (data, *overrides) if value is not None]
     data = next((value for value in given if "=" not in value or Path(value).exists()), None)

@@ -85,9 +85,7 @@ class Job:
         if model is None:
             model = ViT(recipe.model)
             if recipe.start.whiten and recipe.model.patch_embedding == "conv_stem":
-                few = even_rows(len(self.plain_batches), max(1, WHITENED // math.prod(recipe.model.image_size)))
-                pixels = self.plain_batches.images.read(few, self.preprocess)
-                model.patches.whiten(self.preprocess.normalise(torch.from_numpy(pixels)))
+                model.patches.whiten(self._some_images())
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
         model.freeze(recipe.optim.freeze)
@@ -131,6 +129,11 @@ class Job:
         larger = self.plain_batches if cut_from == self.preprocess else make(data.train, cut_from)
         self.train_batches = larger.in_batches_of(recipe.optim.batch_size // self.engine.processes)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
+
+    def _some_images(self) -> Tensor:
+        """Training images to whiten, as many as have `WHITENED` pixels: (B, C, H, W), normalised."""
+        rows = even_rows(len(self.plain_batches), max(1, WHITENED // math.prod(self.preprocess.image_size)))
+        return self.preprocess.normalise(torch.from_numpy(self.plain_batches.images.read(rows, self.preprocess)))
 
     def describe(self, keep: bool) -> None:
         """Print a summary of data and model, and draw the first batch as the model will see it.

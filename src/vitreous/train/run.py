@@ -17,7 +17,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
 from vitreous.files import path_of, replace_file, write_json
 from vitreous.model import ViT
-from vitreous.recipe import Recipe, StartOptions, flat
+from vitreous.recipe import Recipe, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
@@ -93,14 +93,7 @@ def fit(
         raise TypeError(f"recipe is a {type(recipe).__name__}: give a Recipe, such as vt.read_recipe('small-images')")
     out = None if out is None else path_of(out)
     if model is not None:
-        check_model(model)
-    if model is not None and recipe.start != StartOptions(whiten=recipe.start.whiten):
-        raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
-    if model is not None and model.frozen not in (0, recipe.optim.freeze):
-        raise ValueError(
-            f"{model.frozen} blocks of the model are frozen, and optim.freeze is {recipe.optim.freeze}: set "
-            f"optim.freeze={model.frozen}"
-        )
+        check_model(model, recipe)
     if dry_run:
         model = copy.deepcopy(model)  # the caller's model stays unchanged
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)

@@ -15,7 +15,7 @@ from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import DataOptions, OptimOptions, Recipe
+from vitreous.recipe import DataOptions, OptimOptions, Recipe, StartOptions
 from vitreous.weights.load import find_weights, load_weights
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
@@ -114,6 +114,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     crop, own_crop = recipe.data.crop_fraction, bundle.preprocess.crop_fraction
     if crop not in (1, own_crop):  # 1: not given
         lines.append(f"images are cut as these weights read them, to {own_crop:g}, not by data.crop_fraction={crop:g}")
+    if options.whiten:
+        lines.append("start.whiten does nothing here: the first convolution is that of these weights")
     fit = recipe.data.fit if "fit" in recipe.data.model_fields_set else bundle.preprocess.fit
     if fit != bundle.preprocess.fit:
         lines.append(f"images are fitted by {fit}, as data.fit says")
@@ -125,8 +127,11 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
 
 
-def check_model(model: ViT) -> None:
-    """Raises TypeError or ValueError for a model that a config and its weights, which a run keeps, do not describe."""
+def check_model(model: ViT, recipe: Recipe) -> None:
+    """Raises TypeError or ValueError for a model that a recipe cannot train.
+
+    So is one that its config and weights, which a run keeps, do not describe.
+    """
     if not isinstance(model, ViT):
         raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as vt.ViT(vt.ViTConfig(size='nano/4'))")
     with torch.device("meta"):
@@ -136,6 +141,13 @@ def check_model(model: ViT) -> None:
         raise ValueError(
             f"model is a {type(model).__name__} that differs from vt.ViT(model.config) in float32, and a run would "
             "keep that one: give a plain ViT, and train others in a loop of your own"
+        )
+    if recipe.start != StartOptions(whiten=recipe.start.whiten):
+        raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
+    if model.frozen not in (0, recipe.optim.freeze):
+        raise ValueError(
+            f"{model.frozen} blocks of the model are frozen, and optim.freeze is {recipe.optim.freeze}: set "
+            f"optim.freeze={model.frozen}"
         )
 
 
