@@ -164,8 +164,8 @@ def run(
         "params": sum(weight.numel() for weight in model.parameters()),
         "multiply_adds": cost,
         "train_images": len(splits["train"]),
-        "train_seconds": state.train_seconds,
-        "images_per_second": state.seen / state.train_seconds,
+        "train_seconds": state.step_seconds,
+        "images_per_second": state.seen / state.step_seconds,
         "test": classification_metrics(outputs, labels),
         "as_counted": experiment.counted(outputs, labels) if experiment.counted else None,
         "history": state.history,
@@ -213,13 +213,13 @@ def train_epoch(
                 raise FloatingPointError(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}")
             display.step(state, loss, top1)
             reported = time.monotonic()
-    state.train_seconds += time.monotonic() - started
+    state.step_seconds += time.monotonic() - started
     return {
         "epoch": state.epoch + 1,
         "train_loss": loss,
         "train_top1": top1,
-        "images_per_second": state.seen / state.train_seconds,
-        "seconds": state.train_seconds,
+        "images_per_second": state.seen / state.step_seconds,
+        "seconds": state.step_seconds,
     }
 
 

@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -59,10 +61,20 @@ def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
     assert has_amx() is ("amx_bf16" in features)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_a_gpu_that_only_emulates_bf16_computes_in_float32(monkeypatch, native):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
-    assert pick_precision("auto", torch.device("cuda")) == ("bf16" if native else "float32")
+def test_a_gpu_that_only_emulates_bf16_computes_in_float32_whichever_is_the_current_one(monkeypatch):
+    native, current = {"cuda:0": True, "cuda:1": False}, ["cuda:0"]
+
+    @contextmanager
+    def device(wanted):
+        before, current[0] = current[0], str(wanted)
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native[current[0]]
+    )
+    assert [pick_precision("auto", torch.device(name)) for name in native] == ["bf16", "float32"]
 
 
 def test_a_named_precision_is_taken_as_it_is():
@@ -87,6 +99,12 @@ def test_autocast_computes_products_in_the_precision(precision, dtype):
 def test_the_peak_of_memory_is_in_bytes():
     now = psutil.Process().memory_info().rss
     assert 0.9 * now < peak_memory(CPU) < psutil.virtual_memory().total
+
+
+def test_the_peak_of_memory_is_known_where_the_system_keeps_no_such_line(monkeypatch):
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self: read(self).replace("VmHWM", "VmOther"))  # as gVisor
+    assert 0.9 * psutil.Process().memory_info().rss < peak_memory(CPU) < psutil.virtual_memory().total
 
 
 @pytest.mark.gpu

@@ -259,6 +259,23 @@ def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, mon
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("model.bin", "old")]
 
 
+def test_an_export_that_is_killed_while_it_is_put_in_its_place_can_be_made_anew(run, tmp_path, monkeypatch):
+    replace, moved = Path.replace, []
+
+    def killed(self, target):
+        if target.parent == tmp_path / "x":
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(target.name)
+        return replace(self, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        export_run(run, "pt2", out=tmp_path / "x")
+    assert moved == ["parity.json"]
+    export_run(run, "pt2", out=tmp_path / "x")
+
+
 def test_a_receipt_fails_beyond_its_tolerance(run):
     bundle = Bundle.load(run / "model")
     inputs = find_inputs(run, bundle, 242, 242)

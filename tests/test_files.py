@@ -30,6 +30,9 @@ def test_a_file_may_be_read_by_whom_the_user_lets_read_new_ones(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "x").chmod(0o600)
+    replace_file(tmp_path / "x", lambda part: part.write_text("mine"))
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600  # an old file's stays
 
 
 def full(part):
@@ -209,6 +212,19 @@ def test_of_two_that_write_at_once_each_file_is_whole(tmp_path):
 
     replace_file(file, slowly)
     assert file.read_text() == "first, still" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_may_be_written_and_not_read_is_no_error(tmp_path, monkeypatch):
+    opened = os.open
+
+    def unreadable(path, *options):
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *options)
+
+    monkeypatch.setattr(os, "open", unreadable)
+    replace_file(tmp_path / "x.txt", lambda part: part.write_text("new"))
+    assert (tmp_path / "x.txt").read_text() == "new"
 
 
 def test_a_file_system_that_cannot_flush_a_folder_is_no_error(tmp_path, monkeypatch):

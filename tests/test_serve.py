@@ -1,9 +1,11 @@
 """A model behind HTTP: the answers of `predict`, for a program and on a page; refusals that say why; one at a time."""
 
+import asyncio
 import csv
 import errno
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -329,6 +331,37 @@ def test_a_log_that_was_edited_goes_on_in_a_line_of_its_own(tmp_path, mark, old)
     AnswerLog(path)("model", "bee", 0.25)
     first, *rows = path.read_text(encoding="utf-8-sig").splitlines()
     assert first == head and rows[:-1] == old.split() and rows[-1].endswith(",model,bee,0.25")
+
+
+def test_a_log_may_be_the_programs_own_output(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        AnswerLog(path)("model", "bee", 0.25)
+        head, line = os.read(reader, 1000).decode().splitlines()
+    finally:
+        os.close(reader)
+    assert head == "time,model,answer,probability" and line.endswith(",model,bee,0.25")
+
+
+@pytest.mark.parametrize("path", ["/", "/predict"])
+def test_a_request_that_does_not_arrive_gives_its_place_up(bundle, monkeypatch, path):
+    monkeypatch.setattr(serve, "SLOW", 0.01)
+    service, sent = Service(bundle, name="m", device="cpu"), []
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"content-length", b"9"), (b"host", b"x")]
+    headers += [(b"content-type", b"multipart/form-data; boundary=b")] * (path == "/")
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b"", "scheme": "http"}
+    asyncio.run(service.app(scope | {"server": ("x", 80), "root_path": ""}, receive, send))
+    assert sent[0]["status"] == 408 and b"did not arrive within" in sent[1]["body"]
+    assert TestClient(service.app).post("/predict", content=encoded(1)[0]).status_code == 200
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "python_multipart"])

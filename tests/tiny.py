@@ -18,8 +18,8 @@ from vitreous.weights import Bundle
 CLASSES = ("ant", "bee", "cat")
 # what no two runs share
 TIMES = (
-    "train_seconds", "total_seconds", "val_seconds", "compile_seconds", "seconds", "images_per_second", "peak_memory",
-    "tracker_id",
+    "train_seconds", "step_seconds", "total_seconds", "val_seconds", "compile_seconds", "seconds", "images_per_second",
+    "peak_memory", "tracker_id",
 )  # fmt: skip
 
 

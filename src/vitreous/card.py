@@ -74,7 +74,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     write_json(folder / "data.json", data)
     write_json(folder / "environment.json", {key: environment[key] for key in ENVIRONMENT})
     write_json(folder / "results.json", results)
-    replace_file(folder / CARD, lambda part: part.write_text(card(folder, repo)))
+    replace_file(folder / CARD, lambda part: part.write_text(card(folder, repo), encoding="utf-8"))
 
 
 def _known_elsewhere(source: str) -> bool:
@@ -95,7 +95,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
     config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
-    about, limit = SETS.get(source or "", (f"{data['name']}{f', {source}' if source else ', a set of its own'}.", None))
+    about, limit = SETS.get(source or "", (f"{source or data['name'] + ', a set of its own'}.", None))
     probabilities = "No temperature is applied to its probabilities."
     if temperature != 1:
         probabilities = (

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import resource
 import shutil
 import sys
@@ -76,7 +77,8 @@ def has_fast_bf16(device: torch.device) -> bool:
     instead of 283 for matrices of 2,048 x 2,048, and training in float32 is 1.3 times as fast (LOG.md).
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.cuda.device(device):  # torch asks the current one
+            return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
         features = cpu_capabilities()
         intel = features.get("cpu_name", "").startswith("Intel")
@@ -147,7 +149,7 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     status = Path("/proc/self/status")
-    if status.exists():  # there `getrusage` may report the parent process's memory
-        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    if status.exists() and (peak := re.search(r"VmHWM:\s*(\d+) kB", status.read_text())):  # gVisor's has no such line
+        return int(peak[1]) * 1024  # `getrusage` may report the parent process's memory
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

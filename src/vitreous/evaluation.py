@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +29,11 @@ log = logging.getLogger("vitreous")
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, if they were decoded
 
 
-class Judged(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Judged:
     """A bundle's answers on a split."""
 
     bundle: Bundle
-    figures: dict
-    """Those of `metrics.classification_metrics`, at the bundle's temperature."""
     logits: Tensor
     """(N, K), as the model returns them: not divided by the temperature."""
     labels: Tensor
@@ -51,6 +51,11 @@ class Judged(NamedTuple):
     caution: str = ""
     """Why the figures are worth less than they seem, if known."""
 
+    @cached_property
+    def figures(self) -> dict:
+        """Those of `metrics.classification_metrics`, at the bundle's temperature."""
+        return classification_metrics(self.logits, self.labels, self.bundle.temperature, self.groups)
+
 
 def judge(
     bundle: Bundle,
@@ -60,11 +65,13 @@ def judge(
     precision: str,
     name: str = "",
     options: DataOptions | None = None,
-    skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> Judged:
-    """Evaluate a bundle on every image of a split. options: where its images are kept, and how many workers read them.
-    progress: gets the images done and the total while they are decoded."""
+    """Ask a bundle about every image of a split.
+
+    options: where its images are kept, how many workers read them, whether broken ones are left out, and what groups
+    them. progress: gets the images done and the total while they are decoded.
+    """
     options = options or DataOptions()
     batches = Batches(
         split,
@@ -73,19 +80,18 @@ def judge(
         device=device,
         memory_budget=options.resident_bytes,
         workers=options.workers,
-        skip_broken=skip_broken,
+        skip_broken=options.skip_broken,
         progress=progress,
     )
     started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
     seconds = time.monotonic() - started
     groups = groups_if_any(batches.images, options.group)
-    figures = classification_metrics(logits, batches.labels, bundle.temperature, groups)
     rows = np.arange(len(split))
     if len(batches) < len(split):
         there = {batches.images.describe(row) for row in range(len(batches))}
         rows = np.array([row for row in rows if split.images.describe(row) in there])
-    return Judged(bundle, figures, logits, batches.labels, batches.images, rows, seconds, name, groups)
+    return Judged(bundle, logits, batches.labels, batches.images, rows, seconds, name, groups)
 
 
 def pooled_figures(parts: Sequence[Judged]) -> dict:
@@ -173,8 +179,7 @@ def judge_run(
         device=where,
         precision=pick_precision(precision, where),
         name="given" if whole else split,
-        options=options,
-        skip_broken=skip_broken or image_set.skip_broken,
+        options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
     caution = ""
     if whole and image_set.source == options.source:
@@ -188,7 +193,7 @@ def judge_run(
         )
     if caution:
         log.warning("%s", caution)
-    return judged._replace(caution=caution)
+    return replace(judged, caution=caution)
 
 
 def _learnt(judged: Judged, folder: Path) -> str:

@@ -41,7 +41,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     part = target.with_name(f".{uuid.uuid4().hex}{PART}")  # unique, as two may write at once
     try:
         part.touch()
-        mode = part.stat().st_mode  # the default here; safetensors would make it owner-only
+        mode = (target if target.exists() else part).stat().st_mode  # safetensors would make it owner-only
         write(part)
         part.chmod(mode)
         with part.open("rb") as file:
@@ -57,10 +57,12 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         raise OSError(f"cannot write {path}: {reason}{doubt}") from error
     finally:
         part.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    with suppress(OSError):  # some network file systems cannot
-        os.fsync(folder)  # the move, too
-    os.close(folder)
+    with suppress(OSError):  # some network file systems cannot, nor a folder that may not be read
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the move, too
+        finally:
+            os.close(folder)
 
 
 def is_part(path: Path) -> bool:
@@ -70,7 +72,7 @@ def is_part(path: Path) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises OSError, ValueError."""
-    return json.loads(path.read_text())
+    return json.loads(path.read_bytes())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ def check_file(path: Path, suffix: str, mark: str | None) -> None:
     """Raises ValueError if writing a file with this suffix to `path` would overwrite something else.
 
     The path must not be a folder, a file of another kind or in the folder of a run or trained model. An existing file
-    must contain `mark`, which shows that the same command wrote it; None: the file is appended to.
+    must contain `mark`, which shows that one of our commands wrote it; None: the file is appended to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")

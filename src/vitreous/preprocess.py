@@ -182,4 +182,5 @@ def _to_bytes(image: Image.Image) -> np.ndarray:
     low, high, peak = levels.min(), levels.max(), 1 if image.mode == "F" else 65535
     if not (low >= 0 and high <= peak):  # also when not a number
         raise ValueError(f"gray levels {low:g}..{high:g} are outside 0..{peak}: scale all pictures by one factor")
-    return np.rint(levels * (255 / peak)).astype(np.uint8)
+    levels *= 255 / peak  # in place, as pictures may be large
+    return np.rint(levels, out=levels).astype(np.uint8)

@@ -1,13 +1,14 @@
 """A trained model behind HTTP: a page for people, JSON for programs."""
 
+import asyncio
 import codecs
 import csv
 import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -36,6 +37,7 @@ log = logging.getLogger("vitreous")
 LARGEST = 32_000_000  # bytes of a request
 PIXELS = 64_000_000  # per image, at most: decoding takes up to 16 bytes of memory for each
 MOST = 12  # images per form
+SLOW = 60  # seconds in which a request has to arrive
 AT_ONCE = 32  # requests with images, all of which wait in memory; more are turned away
 NAMED = 20  # classes that the page names
 FORM = f"""<form method="post" enctype="multipart/form-data">
@@ -94,7 +96,7 @@ class Service:
             return self._page(request)
         _check_length(request)
         with self._room():
-            async with request.form(max_files=MOST) as form:
+            async with _in_time(), request.form(max_files=MOST) as form:
                 given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
                 images = [(upload.filename or "an image", await upload.read()) for upload in given]
             if not images:
@@ -110,7 +112,9 @@ class Service:
         if not top.isdecimal() or not 1 <= len(top.lstrip("0")) <= 9:
             raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
         with self._room():
-            return await run_in_threadpool(self._answer, await request.body(), int(top))
+            async with _in_time():
+                image = await request.body()
+            return await run_in_threadpool(self._answer, image, int(top))
 
     async def _get_model(self, request: Request) -> JSONResponse:
         about = {
@@ -216,15 +220,17 @@ class AnswerLog:
         self.path = path
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}: make it, or name another file with --log")
-        with path.open("ab+") as file:
-            file.seek(0)
-            head = file.readline().removeprefix(codecs.BOM_UTF8)  # which Excel writes
-            if head and head.strip() != ",".join(self.HEAD).encode():
-                raise ValueError(f"{path} is another table: name a new file with --log")
-            if head:
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":  # a line that an editor or a full disk has cut
-                    file.write(b"\r\n")
+        head = b""
+        if path.is_file() or not path.exists():  # a pipe or a terminal cannot be read back
+            with path.open("ab+") as file:
+                file.seek(0)
+                head = file.readline().removeprefix(codecs.BOM_UTF8)  # which Excel writes
+                if head and head.strip() != ",".join(self.HEAD).encode():
+                    raise ValueError(f"{path} is another table: name a new file with --log")
+                if head:
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":  # a line that an editor or a full disk has cut
+                        file.write(b"\r\n")
         if not head:
             self._add(self.HEAD)
 
@@ -237,6 +243,15 @@ class AnswerLog:
     def _add(self, line: tuple[str, ...]) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow(line)
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(SLOW):
+            yield
+    except TimeoutError as error:
+        raise HTTPException(408, f"the request did not arrive within {SLOW} seconds") from error
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:

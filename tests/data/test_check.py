@@ -7,7 +7,7 @@ from PIL import Image
 
 from vitreous.data import loaders
 from vitreous.data.check import check, leaks, summary
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches, decode
 from vitreous.data.sources import load
 
@@ -73,6 +73,19 @@ def test_groups_that_a_set_brings_on_both_sides_are_named(tmp_path):
     (finding,) = [finding for finding in check(made, made.train, group="(p.*)_") if "groups" in finding]
     assert finding.startswith("1 groups of data.group '(p.*)_' have images in train and in test, such as p2:")
     assert not [finding for finding in check(made, made.train) if "groups" in finding]
+
+
+def test_a_group_that_some_paths_match_otherwise_is_refused(tmp_path):
+    for name in ("patient1_a", "patient1_b", "control2_a", "control2_b"):
+        file = tmp_path / name[-1] / f"{name}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.effect_noise((8, 8), 80).save(file)
+    images = load(tmp_path).train.images
+    assert set(groups_of(images, r"((?:patient|control)\d+)")) == {"patient1", "control2"}
+    with pytest.raises(
+        ValueError, match=r"finds something in \S+control2_a\.png, but not by its first pair of brackets"
+    ):
+        groups_of(images, r"patient(\d+)|control(\d+)")
 
 
 def test_classes_that_read_alike_are_named():

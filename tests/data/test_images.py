@@ -227,6 +227,13 @@ def test_dataset_classes_are_matched_by_name():
         ImageSet.from_dataset(train, val=Pairs(pixels(1), [0], classes=["dog"]))
 
 
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_of_a_dataset_outside_its_classes_are_refused(label):
+    train = Pairs(pixels(3), [0, 1, 2], classes=["ant", "bee", "cat"])
+    with pytest.raises(ValueError, match=rf"^test labels {min(label, 0)}\.\.{max(label, 0)} exceed 0\.\.1$"):
+        ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, label], classes=["bee", "cat"]))
+
+
 def test_dataset_items_that_are_no_pairs_are_refused():
     with pytest.raises(ValueError, match=r"must be pairs \(image, label\), not dict"):
         ImageSet.from_dataset([{"image": 1, "label": 0}])

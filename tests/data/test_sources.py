@@ -345,6 +345,14 @@ def test_a_test_split_without_labels_is_left_out_and_said(tmp_path, caplog):
     assert load(tmp_path).test is None and "test has no labels" in caplog.text
 
 
+@pytest.mark.parametrize("label", [{}, {"label": [None, None]}], ids=["no column", "empty"])
+def test_a_test_split_whose_labels_are_kept_back_is_left_out_and_said(tmp_path, caplog, label):
+    write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(2)), "label": [0, 1]})
+    write_parquet(tmp_path / "test.parquet", {"image": hub_images(pixels(2))} | label)
+    made = load(tmp_path)
+    assert made.test is None and made.train.labels.tolist() == [0, 1] and "test has no labels" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [

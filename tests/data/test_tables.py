@@ -147,6 +147,12 @@ def test_a_file_that_is_not_there_is_told_or_left_out(photos):
     assert decode(load(table).train, preprocess_of(), skip_broken=True).labels.tolist() == [0, 1, 0, 1]
 
 
+def test_a_table_that_is_called_tsv_is_cut_at_tabs(photos):
+    rows = [f"{file}\t{'ab'[i % 2]}" for i, file in enumerate(FILES)]
+    table = write_table(photos, "file\tlabel (a, or b, or both)", *rows).rename(photos / "photos.tsv")
+    assert load(f"{table}:label (a, or b, or both)").class_names == ("a", "b")
+
+
 def test_a_split_without_labels_is_left_out(photos, caplog):
     rows = [
         f"{file},{label},{'test' if i == 3 else 'train'}"

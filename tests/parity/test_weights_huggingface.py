@@ -212,6 +212,7 @@ def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):
         ({"do_rescale": False}, "does not scale pixels to 0..1"),
         ({"rescale_factor": 1 / 127.5}, "does not scale pixels to 0..1"),
         ({"size": {"shortest_edge": 32}}, "leaves images of different sizes: it cuts out no centre"),
+        ({"do_center_crop": True}, "cuts out a centre, and does not say of what size"),
         (
             {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": False},
             "leaves images of different sizes: it cuts out no centre",

@@ -19,7 +19,7 @@ from vitreous import report
 from vitreous.card import UNTESTED
 from vitreous.data.images import ImageSet, Split
 from vitreous.evaluation import judge
-from vitreous.metrics import chance_error, classification_metrics
+from vitreous.metrics import chance_error
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
@@ -377,7 +377,7 @@ def test_figures_of_images_that_the_run_has_used_come_with_a_caution(tmp_path):
     cautions = {"val": "helped to choose the model, so", "train": "The model learnt from these images, so"}
     for name in ("train", "val", "test"):
         for data in (None, "photos"):
-            own = judged._replace(name=name)
+            own = replace(judged, name=name)
             evaluation_report(tmp_path / "r.html", own, model="m", data=data, environment=ENVIRONMENT)
             text = Page(tmp_path / "r.html").text
             assert {key for key in cautions if cautions[key] in text} == ({name} & {*cautions} if not data else set())
@@ -386,7 +386,7 @@ def test_figures_of_images_that_the_run_has_used_come_with_a_caution(tmp_path):
 
 def test_what_was_warned_of_stands_in_the_report(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32", name="val")
-    warned = judged._replace(caution="1 image, <b>.png, is one that the model learnt from")
+    warned = replace(judged, caution="1 image, <b>.png, is one that the model learnt from")
     for data in (None, "photos"):
         evaluation_report(tmp_path / "r.html", warned, model="m", data=data, environment=ENVIRONMENT)
         text = Page(tmp_path / "r.html").text
@@ -396,7 +396,7 @@ def test_what_was_warned_of_stands_in_the_report(tmp_path):
 def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
     assert "Fitted on these" not in answer_sections({"val": judged})[2].body
-    judged = judged._replace(bundle=replace(judged.bundle, temperature=2.0))
+    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0))
     assert "Fitted on these" in answer_sections({"val": judged})[2].body
 
 
@@ -407,7 +407,7 @@ def test_answers_are_counted_from_how_sure_they_are_on():
     others = (1 - shares).div(2).log()
     logits = 2 * torch.stack([shares.log(), others, others], dim=1)
     labels = torch.tensor([0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 0, 0])
-    body = answer_sections({"test": judged._replace(logits=logits, labels=labels)})[2].body
+    body = answer_sections({"test": replace(judged, logits=logits, labels=labels)})[2].body
     row = r'row">(\d+%)</th><td>(\d+)</td><td>([\d.]+%)</td><td>(.*?)</td><td><small>(.*?)</small></td><td>(\d+)'
     assert re.findall(row, body) == [
         ("50%", "12", "100.0%", "75.0%", "46.8% &ndash; 91.1%", "3"),
@@ -421,7 +421,7 @@ def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_
     same, told = judged.logits.argmax(dim=1), "in which one without images that was answered counts as recall 0"
     assert same.unique().numel() > 1
     for labels in (same, torch.full_like(same, int(same[0]))):
-        body = results_section({"test": judged._replace(labels=labels)}, {}, "").body
+        body = results_section({"test": replace(judged, labels=labels)}, {}, "").body
         assert (told in body) == (labels is not same)
 
 
@@ -429,8 +429,7 @@ def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_
 def test_intervals_of_a_few_groups_are_qualified(tmp_path, groups, told):
     judged = judge(tiny_bundle(), tiny_set(test=60).test, device=torch.device("cpu"), precision="float32", name="test")
     names = np.array([f"patient {i % groups}" for i in range(60)])
-    figures = classification_metrics(judged.logits, judged.labels, groups=names)
-    grouped = judged._replace(figures=figures, groups=names)
+    grouped = replace(judged, groups=names)
     evaluation_report(tmp_path / "r.html", grouped, model="m", data=None, environment=ENVIRONMENT)
     text = Page(tmp_path / "r.html").text
     assert f"come in {groups} groups" in text and ("With so few groups" in text) == told
@@ -441,7 +440,7 @@ def test_a_split_of_one_image_is_enough(tmp_path):
     judged = judge(
         tiny_bundle(), Split(split.images.take([3]), split.labels[[3]]), device=torch.device("cpu"), precision="float32"
     )
-    judged = judged._replace(name="val")
+    judged = replace(judged, name="val")
     evaluation_report(tmp_path / "r.html", judged, model="m", data=None, environment=ENVIRONMENT)
     assert "judged on the 1 validation images of its own data." in Page(tmp_path / "r.html").text
 

@@ -361,6 +361,17 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group
     assert given[0][2]["wandb"] == expected
 
 
+def test_a_tracker_that_cannot_start_says_so_in_a_line(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no login")
+
+    one = Engine("cpu")
+    one._accelerator.trackers = [SimpleNamespace(name="wandb")]  # as accelerate leaves it, without a `run`
+    monkeypatch.setattr(one, "_start_trackers", refuse)
+    with pytest.raises(RuntimeError, match="no login"), one.trackers(Path("x"), {}, "3f", resumed=False):
+        pass
+
+
 def test_a_tracker_is_told_whether_the_run_failed():
     one, codes = Engine("cpu"), []
     finish = SimpleNamespace(finish=lambda exit_code: codes.append(exit_code))

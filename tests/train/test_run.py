@@ -901,10 +901,8 @@ def test_epochs_shorter_than_a_minute_are_written_once(trained, monkeypatch):
 
 
 def test_without_validation_images_the_last_weights_alone_are_kept(trained, monkeypatch):
-    kept, remember = [], job_module.Job.remember
-    monkeypatch.setattr(
-        job_module.Job, "remember", lambda self, model: kept.append(self.state.epoch) or remember(self, model)
-    )
+    kept, keep = [], job_module.Job.keep
+    monkeypatch.setattr(job_module.Job, "keep", lambda self, model: kept.append(self.state.epoch) or keep(self, model))
     trained(tiny_recipe(epochs=3, data={"val_fraction": 0.0}), tiny_set())
     assert kept == [3]
 
@@ -1573,17 +1571,17 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_
 def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypatch, step):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
     vit = tiny_vit()
-    kept, remember = [], job_module.Job.remember
+    kept, keep = [], job_module.Job.keep
 
     def copied(job, model):
         kept.append({name: value.clone() for name, value in model.state_dict().items()})
-        remember(job, model)
+        keep(job, model)
 
     def poison(state, _):
         if (state.epoch, state.step) == (1, step):
             vit.head.weight.data.fill_(math.nan)
 
-    monkeypatch.setattr(job_module.Job, "remember", copied)
+    monkeypatch.setattr(job_module.Job, "keep", copied)
     with pytest.raises(FloatingPointError, match=r"^the loss is nan at step [34] of epoch 2: "):
         trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison)
     assert len(kept) == 1 and equal(weights_of(tmp_path / "run"), kept[0])

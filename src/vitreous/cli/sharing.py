@@ -18,9 +18,7 @@ def export(
     ] = False,
     tolerance: Annotated[
         float | None,
-        typer.Option(
-            help="Largest difference of a logit \\[default: 1e-4]; for int8 the share of images that top-1 may lose \\[0.005]."
-        ),
+        typer.Option(help="Largest difference of a logit \\[1e-4]; for int8 the loss of top-1 \\[0.005]."),
     ] = None,
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
@@ -42,10 +40,10 @@ def export(
         f"{receipt['top1_agreement']:.2%} of the answers are the same; {took['before']:.3g} ms an image before, "
         f"{took['after']:.3g} after"
     )
-    if (folder / EXAMPLE).exists():
+    if shown := [name for name in (EXAMPLE, PICTURE) if name in names]:
         print(
-            f"{EXAMPLE} and {PICTURE} contain one of your images, for checking a port: delete both if that image must "
-            "not be shared"
+            f"{' and '.join(shown)}: one of your images, for checking a port; delete "
+            f"{'both' if len(shown) > 1 else 'it'} if that image must not be shared"
         )
     elif form in GRAPHS:
         print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others with --data")

@@ -135,8 +135,9 @@ class ImageSet:
         for key, dataset in others.items():
             if dataset is not None:
                 labels = _dataset_labels(key, dataset)
-                if names := getattr(dataset, "classes", None):
-                    names = as_class_names(names)
+                if (names := getattr(dataset, "classes", None)) and (names := as_class_names(names)) != class_names:
+                    if not 0 <= labels.min() <= labels.max() < len(names):
+                        raise ValueError(f"{key} labels {labels.min()}..{labels.max()} exceed 0..{len(names) - 1}")
                     labels = match_labels([names[label] for label in labels], class_names, key)
                 others[key] = Split(DatasetImages(dataset), labels)
         return cls(name, name, class_names, split, **others)
@@ -250,7 +251,13 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
     for name in images.places():
         if not (match := re.search(pattern, name)):
             raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
-        found.append(match[1] if match.re.groups else match[0])
+        group = match[1] if match.re.groups else match[0]
+        if group is None:
+            raise ValueError(
+                f"data.group '{pattern}' finds something in {name}, but not by its first pair of brackets: put one "
+                r"pair around all that tells, such as ((?:patient|control)\d+)"
+            )
+        found.append(group)
     return np.array(found)
 
 

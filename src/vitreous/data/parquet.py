@@ -28,7 +28,9 @@ class ParquetImages(Images):
 
         self.files, self.image_column = [str(file) for file in files], column
         self.groups, counts = [], [0]  # (file, row group), and where each starts
+        self.firsts = []  # the first row of each file
         for number, file in enumerate(self.files):
+            self.firsts.append(sum(counts))
             metadata = pq.read_metadata(file)
             for group in range(metadata.num_row_groups):
                 self.groups.append((number, group))
@@ -91,8 +93,7 @@ class ParquetImages(Images):
 
     def _name(self, row):
         file, _ = self.groups[self._group(row)]
-        first = self.starts[self.groups.index((file, 0))]
-        return f"{self.files[file]}: row {row - first}"
+        return f"{self.files[file]}: row {row - self.firsts[file]}"
 
     def _sample_rows(self):  # from one row group, as each costs a read
         group = np.searchsorted(self.starts, self.rows, side="right")
@@ -137,13 +138,13 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     image, label, class_names = _columns(of_split["train"][0], label)
     found = {}
     for split, paths in of_split.items():
-        labels, names = _labels(paths, label), _columns(paths[0], label)[2]
-        if labels.dtype.kind == "i" and (labels < 0).all() and split != "train":
-            log.warning("%s: %s has no labels, all are negative: left out", source, split)
-        elif labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
+        labels = _labels(paths, label)
+        if split != "train" and (labels is None or (labels.dtype.kind == "i" and (labels < 0).all())):
+            log.warning("%s: %s has no labels: left out", source, split)
+        elif labels is None or labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
             raise ValueError(f"{source}: '{label}' of {split} needs an integer or a string in every row")
         else:
-            found[split] = (paths, labels, names)
+            found[split] = (paths, labels, _columns(paths[0], label)[2])
 
     if class_names is None:
         class_names = tuple(map(str, np.unique(found["train"][1])))
@@ -180,13 +181,16 @@ def check_complete(files: list[Path], source: str) -> None:
             )
 
 
-def _labels(files: list[Path], column: str) -> np.ndarray:
+def _labels(files: list[Path], column: str) -> np.ndarray | None:
+    """The column of all files; None if they lack it, or it is empty in every row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parts = []
-    for file in files:
-        part = pq.read_table(file, columns=[column])[column]
+    found, parts = [file for file in files if column in pq.read_schema(file).names], []
+    columns = [pq.read_table(file, columns=[column])[column] for file in (files if found else [])]
+    if all(part.null_count == len(part) for part in columns):
+        return None
+    for part in columns:
         if pa.types.is_dictionary(part.type):
             part = part.cast(part.type.value_type)
         parts.append(part.to_numpy())

@@ -72,8 +72,9 @@ def _columns(path: Path) -> dict[str, list[str]]:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: save it as that") from error
     head = text.partition("\n")[0]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         names, *rows = [row for row in reader if any(row)] or [[]]
     except csv.Error as error:

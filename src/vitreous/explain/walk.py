@@ -81,7 +81,7 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))
-    title = f"{name} through {Path(str(run)).name if not isinstance(run, Bundle) else 'the model'}"
+    title = f"{name} through {Path(run).name if not isinstance(run, Bundle) else 'the model'}"
     write_page(out, document(title=title, sheet=SHEET, body="\n".join(body)))
     return out
 
@@ -89,9 +89,9 @@ def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html
 def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> str:
     config = model.config
     (rows, columns), (P, Q), C = config.grid, config.patch_size, config.channels
-    gray = (np.repeat(shown[:1], 3, axis=0) if C < 3 else shown[:3]).transpose(1, 2, 0)
+    rgb = (np.repeat(shown[:1], 3, axis=0) if C < 3 else shown[:3]).transpose(1, 2, 0)
     times = max(1, 224 // max(shown.shape[1:]))
-    large = gray.repeat(times, axis=0).repeat(times, axis=1)
+    large = rgb.repeat(times, axis=0).repeat(times, axis=1)
     tiles = large.reshape(rows, P * times, columns, Q * times, 3)
     spaced = np.full((rows, P * times + 4, columns, Q * times + 4, 3), 0.5)  # gaps between the patches
     spaced[:, 2:-2, :, 2:-2] = tiles

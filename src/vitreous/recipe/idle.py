@@ -1,6 +1,7 @@
 """Settings that would do nothing, as what they belong to is off."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from vitreous.recipe.schema import Recipe
 
@@ -24,9 +25,9 @@ SWITCHES = (
 
 def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Raises ValueError if one of the overrides, `section.key=value`, does nothing in the recipe that they made."""
-    given, values = {text.partition("=")[0] for text in overrides}, recipe.model_dump()
+    given = {text.partition("=")[0] for text in overrides}
     for switches, off, settings in SWITCHES:
-        stand = {key: values[key.partition(".")[0]][key.partition(".")[2]] for key in switches}
+        stand = {key: attrgetter(key)(recipe) for key in switches}
         idle = [key for key in settings if key in given]
         if idle and all(value in off for value in stand.values()):
             why = " and ".join(f"{key} is {'null' if value is None else value}" for key, value in stand.items())

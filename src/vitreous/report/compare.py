@@ -1,6 +1,7 @@
 """Compare finished runs: figures with intervals, cost, and where their recipes differ."""
 
 import csv
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ def read_run(run: Path | str) -> Finished:
         judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest covers them all
         data = {"name": data["name"], "hash": {"test": judged}}
     return Finished(
-        name=str(run).rstrip("/"),
+        name=os.fspath(run).rstrip("/"),
         results=results,
         recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
         data=data,

@@ -29,7 +29,7 @@ def is_main() -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Give the caller back torch's random generators and accelerate's settings as they were."""
+    """Give the caller back accelerate's settings and torch's generators: the CPU's, and CUDA's where it had begun."""
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1  # several processes stay connected
     states = [kind._shared_state for kind in (PartialState, AcceleratorState, GradientState)] if alone else []
     before = [dict(state) for state in states]
@@ -152,9 +152,9 @@ class Engine:
     @contextmanager
     def trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> Iterator[None]:
         """While inside, `log` reaches the trackers. tracker_id: unique to the run. resumed: they may know the id."""
+        self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
         failed = True
         try:
-            self.from_main(lambda: self._start_trackers(folder, config, tracker_id, resumed))
             yield
             failed = False
         finally:  # else the next run of this process would be logged as this one

@@ -106,17 +106,17 @@ def alone(folder: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def check_same_recipe(recipe: Recipe, saved: dict[str, Any], folder: Path) -> None:
+def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path) -> None:
     """Raises ValueError naming the first setting that a resumed run would change.
 
-    saved: the run's own recipe as a dict. Settings that do not affect training may differ.
+    saved: the run's own recipe. Settings that do not affect training may differ.
     """
-    saved = flat(Recipe.model_validate(saved).model_dump(mode="json"))  # fills in defaults of keys that are newer
+    own = flat(saved.model_dump(mode="json"))
     for key, value in flat(recipe.model_dump(mode="json")).items():
-        if saved.get(key) != value and key not in FREE:
+        if own.get(key) != value and key not in FREE:
             raise ValueError(
-                f"{folder} was started with {key}={saved.get(key)}, not {value}: resume it as it was, or start "
-                "another run with --out"
+                f"{folder} was started with {key}={own.get(key)}, not {value}: resume it as it was, or start another "
+                "run with --out"
             )
 
 

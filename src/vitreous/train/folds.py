@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 
 from vitreous.data.check import differs
@@ -16,7 +15,7 @@ from vitreous.data.images import ImageSet
 from vitreous.evaluation import judge, pooled_figures, write_classes
 from vitreous.files import path_of, read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
@@ -67,7 +66,7 @@ def fit_folds(
     check_outside(out or RUNS, data)
     with run_folder(engine, out, data.name, resume) as folder:
         if resume:
-            check_same_recipe(recipe, yaml.safe_load((folder / "recipe.yaml").read_text()), folder)
+            check_same_recipe(recipe, read_recipe(folder / "recipe.yaml"), folder)
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
         runs = []
@@ -119,7 +118,6 @@ def conclude(
                 precision=run["precision"],
                 name=f"fold-{fold} test",
                 options=options,
-                skip_broken=options.skip_broken,
             )
         )
     write_pooled_answers(folder, len(runs), data.class_names, pictures)

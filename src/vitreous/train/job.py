@@ -27,7 +27,7 @@ from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import eval_batch_size, split_logits
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
@@ -234,9 +234,7 @@ class Job:
                 if on_epoch is not None:
                     on_epoch(row)
 
-            hooks = Hooks(
-                report=display.step, on_epoch=epoch_done, keep=self.remember, save=self.save, stop_requested=stop
-            )
+            hooks = Hooks(report=display.step, on_epoch=epoch_done, keep=self.keep, save=self.save, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
             done = self._loop(hooks, recipe)
@@ -258,7 +256,7 @@ class Job:
         """End training here. Without validation images to choose the best epoch, the current weights are kept."""
         if self.val_batches is None:
             self.state.best_epoch = self.state.epoch
-            self.keep(self.engine.unwrap(self.model) if self.average is None else self.average.module)
+            self.write_model(self.engine.unwrap(self.model) if self.average is None else self.average.module)
 
     def probe(self) -> None:
         """Fit only the head, on features computed once. For the main process, which alone has the model then."""
@@ -267,15 +265,15 @@ class Job:
         features = self._features_by_split()
         self.head = self._fitted(features)
         self._set_head(self.head)
-        self.keep(self.engine.unwrap(self.model))
+        self.write_model(self.engine.unwrap(self.model))
         state.epoch = state.best_epoch = 1
         state.seen = len(self.train_batches)
-        state.train_seconds = state.total_seconds = time.monotonic() - begun
+        state.step_seconds = state.total_seconds = time.monotonic() - begun
         row: dict[str, float] = {"epoch": 1}
         for name, (x, labels) in features.items():
             logits = x @ self.head.weight.T + self.head.bias
             row |= watched(logits, labels, name)
-        state.history = [row | {"images_per_second": state.seen / state.train_seconds, "seconds": state.total_seconds}]
+        state.history = [row | {"images_per_second": state.seen / state.step_seconds, "seconds": state.total_seconds}]
         self.write_history()
 
     def probe_first(self) -> None:
@@ -329,7 +327,7 @@ class Job:
         finally:  # even after an error: the model may be the caller's
             self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
 
-    def remember(self, model: nn.Module) -> None:
+    def keep(self, model: nn.Module) -> None:
         """Copy these weights, for the next `save` to write as the run's model: writing them each time would be slow."""
         if self.engine.main:
             self.kept = copy.deepcopy(model)
@@ -337,7 +335,7 @@ class Job:
     def save(self) -> None:
         """Write the checkpoint and, before it, any weights to keep: `model/` is that of the best epoch it names."""
         if self.kept is not None:
-            self.keep(self.kept)
+            self.write_model(self.kept)
             self.kept = None
         random = self.engine.from_all(random_state(self.engine.device))
         if self.engine.main:
@@ -357,7 +355,7 @@ class Job:
     def restore(self) -> None:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
-        check_same_recipe(self.recipe, content["recipe"], self.folder)
+        check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
         record = read_json(self.folder / "data.json")
         if content["data"] != self.summary["hash"] or differs(self.data, record, test=False):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
@@ -372,7 +370,7 @@ class Job:
         self.state = State(**content["state"])
         self.given = content["given"]
 
-    def keep(self, model: nn.Module) -> None:
+    def write_model(self, model: nn.Module) -> None:
         """Write these weights as the run's model."""
         if self.engine.main:
             Bundle(model, self.preprocess, self.data.class_names).save(self.folder / "model")

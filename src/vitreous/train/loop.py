@@ -43,13 +43,13 @@ class State:
     images: int = 0
     seen: int = 0
     """Images seen over the whole run."""
-    train_seconds: float = 0.0
+    step_seconds: float = 0.0
     """Time in training steps over the whole run."""
     total_seconds: float = 0.0
     """Time of fitting the head first, where that is done, and of all epochs: training steps, validation, checkpoints
     and hooks."""
     compile_seconds: float = 0.0
-    """Part of `train_seconds`: the first step at each image size after each start, if the model was compiled in it."""
+    """Part of `step_seconds`: the first step at each image size after each start, if the model was compiled in it."""
     val_seconds: float = 0.0
     """Time of the longest validation."""
     best_epoch: int = 0
@@ -213,7 +213,7 @@ def train_loop(
                 state.best, state.best_epoch = (figure, -row["val_loss"]), state.epoch + 1
         now = time.monotonic()
         state.val_seconds, state.total_seconds = engine.max(max(state.val_seconds, now - ended), now - begun)
-        row["images_per_second"] = state.seen / state.train_seconds
+        row["images_per_second"] = state.seen / state.step_seconds
         row["seconds"] = state.total_seconds
         state.history.append(row)
         state.epoch, state.step, state.images = state.epoch + 1, 0, 0
@@ -319,6 +319,6 @@ def _deadline(state: State, recipe: Recipe) -> float:
 def _add_time(state: State, started: float, begun: float) -> float:
     """Add the time since `started` to training, set the total to the time since `begun`, and return the time now."""
     now = time.monotonic()
-    state.train_seconds += now - started
+    state.step_seconds += now - started
     state.total_seconds = now - begun
     return now

@@ -34,7 +34,7 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
             kind = in_three if split else matrices
         else:
             kind = decayed
-        share = rate_share(name, model.config.depth, options.layer_decay) if options.layer_decay < 1 else 1.0
+        share = rate_share(name, model.config.depth, options.layer_decay)
         kind.setdefault(share, []).insert(0, weight)
     groups = [
         {"params": weights, "weight_decay": decay, "lr": share * options.learning_rate}
@@ -173,7 +173,8 @@ def optimizer_step(model: nn.Module, optimizers: list, scaler: torch.amp.GradSca
 class EMA:
     """Exponential moving average of weights and buffers; its decay rises as (1 + t) / (10 + t) up to `decay`.
 
-    With the full decay from the start, the random initial weights would dominate the average of a short run.
+    The first update, t = 0, copies. With the full decay from the start, the random initial weights would dominate the
+    average of a short run.
     `module` is the averaged model; `model` must stay on its device, as its tensors are referenced.
     """
 

@@ -13,7 +13,7 @@ from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
 from vitreous.evaluation import TRAIN_HASHES, Judged, judge, write_answers, write_classes
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import NAMES, classification_metrics, confusion, fit_temperature
+from vitreous.metrics import NAMES, confusion, fit_temperature
 from vitreous.train.folder import ANSWERS, CLASSES, optional
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
@@ -38,8 +38,7 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
         bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
-        figures = classification_metrics(val.logits, val.labels, bundle.temperature, val.groups)
-        judged["val"] = val._replace(bundle=bundle, figures=figures)
+        judged["val"] = replace(val, bundle=bundle)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:
         judged["test"] = _judge(job, bundle, "test")
@@ -69,7 +68,7 @@ def finish(job: Job) -> dict[str, Any]:
     counts = {name: confusion(answers.logits, answers.labels) for name, answers in judged.items()}
     write_classes(counts, bundle.class_names, job.folder / CLASSES)
     if job.pictures:
-        _draw(job, judged)
+        _draw(job, judged, counts)
         with optional(job.folder / "report.html"):
             from vitreous.report import train_report
 
@@ -86,19 +85,18 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
         precision=job.precision,
         name=name,
         options=job.recipe.data,
-        skip_broken=job.recipe.data.skip_broken,
         progress=decoding(job.console),
     )
 
 
-def _draw(job: Job, judged: dict[str, Judged]) -> None:
+def _draw(job: Job, judged: dict[str, Judged], counts: dict[str, np.ndarray]) -> None:
     """Confusion matrices, the most confident mistakes, and learning curves."""
     plots, names = job.folder / "plots", job.data.class_names
     for name, answers in judged.items():
         with optional(plots / f"confusion_{name}.png") as file:
             from vitreous.plots import confusion_matrix
 
-            confusion_matrix(confusion(answers.logits, answers.labels), names, file)
+            confusion_matrix(counts[name], names, file)
         with optional(plots / f"mistakes_{name}.png") as file:
             _draw_mistakes(answers, file)
     with optional(plots / "learning_curves.png") as file:

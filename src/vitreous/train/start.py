@@ -21,7 +21,7 @@ from vitreous.weights.load import find_weights, load_weights
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
 DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # settings that decide which images are held out
-POOLS = {"cls", "cls_mean"}  # except between these two, which both read the class token and have no weights
+POOLS = {"cls", "cls_mean"}  # both read the class token and have no weights, so `pool` may change between them
 
 
 class Start(NamedTuple):
@@ -130,7 +130,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
 def check_model(model: ViT, recipe: Recipe) -> None:
     """Raises TypeError or ValueError for a model that a recipe cannot train.
 
-    So is one that its config and weights, which a run keeps, do not describe.
+    It has to be a plain ViT in float32, as a run keeps nothing but its config and weights; the only weights to start
+    from; and frozen as far as `optim.freeze` says.
     """
     if not isinstance(model, ViT):
         raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as vt.ViT(vt.ViTConfig(size='nano/4'))")

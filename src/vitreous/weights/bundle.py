@@ -107,7 +107,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
     """
     file = folder / CONFIG
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_bytes())
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
         return model, preprocess, tuple(map(str, config["class_names"])), read_temperature(config, "temperature")
     except FileNotFoundError as error:

@@ -132,6 +132,8 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:
     """From a preprocessor_config.json. Raises ValueError for steps that ours does not support."""
     size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
+    if config.get("do_center_crop") and not crop:
+        raise ValueError("preprocessor_config.json cuts out a centre, and does not say of what size")
     if isinstance(size, int):  # older files: a number means a square or, to some, the shorter side
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
         size = {"shortest_edge": size} if kind.startswith(SHORTER_SIDE) else {"height": size, "width": size}

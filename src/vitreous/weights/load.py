@@ -7,6 +7,7 @@ preprocessing is loaded with them.
 
 import difflib
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -148,7 +149,7 @@ def load_weights(
     if len(names) != classes:
         raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
     report = Report(
-        str(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
+        os.fspath(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
     )
     return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
 
@@ -255,7 +256,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
 def _read_json(file: Path) -> dict[str, Any] | None:
     """None if there is no such file. Raises ValueError for a file without a JSON object."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:
