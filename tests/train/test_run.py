@@ -893,8 +893,8 @@ def test_after_an_error_the_model_is_that_of_the_checkpoint(trained, tmp_path, m
 
 
 def test_epochs_shorter_than_a_minute_are_written_once(trained, monkeypatch):
-    written, keep = [], job_module.Job.keep
-    monkeypatch.setattr(job_module.Job, "keep", lambda self, model: written.append(1) or keep(self, model))
+    written, write = [], job_module.Job.write_model
+    monkeypatch.setattr(job_module.Job, "write_model", lambda self, model: written.append(1) or write(self, model))
     run = trained(tiny_recipe(epochs=4, optim={"learning_rate": 0.01}), tiny_set())
     tops = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
     assert sum(tops[i] > max(tops[:i], default=(0, 0)) for i in range(4)) > 1 and len(written) == 1
