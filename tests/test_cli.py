@@ -877,7 +877,7 @@ def test_a_name_that_is_not_utf8_costs_no_answer(vitreous, tmp_path):
 @pytest.mark.parametrize(
     ("command", "default"),
     [
-        ("train", "runs/NAME"),
+        ("train", "the next free runs/NAME"),
         ("evaluate", "the run's own"),
         ("evaluate", "the first of these that there is"),
         ("embed", "the run's own"),
