@@ -1,13 +1,24 @@
-"""What the comparisons of imported weights share: random weights, outputs block by block, and mistakes to notice."""
+"""What the comparisons with other libraries share: random weights, outputs block by block, and mistakes to notice."""
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from vitreous.model import ViT
 
 TOLERANCE = 1e-5
+
+
+def peer(name: str) -> ModuleType:
+    """A library to compare with: the test or module that asks is skipped without it, and fails where it is broken."""
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
+    return import_module(name)
 
 
 def randomise(model: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from compare import peer
 from PIL import Image
 from tiny import tiny_bundle
 
@@ -73,7 +74,7 @@ def images_for(bundle, count=7):
 
 @pytest.mark.parametrize("name", HUGGINGFACE)
 def test_transformers_loads_every_weight_and_gives_the_same_logits(tmp_path, name):
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    transformers = peer("transformers")
     bundle = saved(tmp_path, **HUGGINGFACE[name])
     folder, receipt = export_run(tmp_path, "huggingface")
     kind = json.loads((folder / "config.json").read_text())["architectures"][0]
@@ -91,7 +92,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(tmp_path, nam
 
 @pytest.mark.parametrize(("fit", "crop_fraction"), [("squash", 1.0), ("crop", 0.8)])
 def test_transformers_prepares_images_as_we_do(tmp_path, fit, crop_fraction):
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    transformers = peer("transformers")
     bundle = saved(tmp_path, fit=fit, crop_fraction=crop_fraction)
     folder, _ = export_run(tmp_path, "huggingface")
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
@@ -104,7 +105,7 @@ def test_transformers_prepares_images_as_we_do(tmp_path, fit, crop_fraction):
 
 
 def test_transformers_reads_gray_pictures_for_a_gray_model(tmp_path):
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    transformers = peer("transformers")
     bundle = tiny_bundle(pool="cls")
     bundle.save(tmp_path)
     folder, _ = export_run(tmp_path, "huggingface")
@@ -118,7 +119,7 @@ def test_transformers_reads_gray_pictures_for_a_gray_model(tmp_path):
 
 @pytest.mark.parametrize(("side", "aside"), [(9, 0), (10, 0), (11, 1), (12, 0), (13, 0), (15, 1)])
 def test_transformers_cuts_a_pixel_aside_where_deploying_says_so(tmp_path, side, aside):
-    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    transformers = peer("transformers")
     bundle = tiny_bundle(pool="cls")
     preprocess = bundle.preprocess.model_copy(update={"fit": "crop", "crop_fraction": 8 / side})
     write_huggingface(replace(bundle, preprocess=preprocess), tmp_path)
@@ -131,7 +132,7 @@ def test_transformers_cuts_a_pixel_aside_where_deploying_says_so(tmp_path, side,
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timm_loads_every_weight_and_gives_the_same_logits(tmp_path, name):
-    timm = pytest.importorskip("timm", exc_type=ImportError)
+    timm = peer("timm")
     bundle = saved(tmp_path, **TIMM[name])
     folder, receipt = export_run(tmp_path, "timm")
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()  # strict: a key too many or few raises

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from compare import MISTAKES, TOLERANCE, differences, outputs, same_bits
+from compare import MISTAKES, TOLERANCE, differences, outputs, peer, same_bits
 
 from vitreous.weights import from_google, load_weights
 from vitreous.weights.tensor_files import read_tensors
 
-try:
-    import timm
-except Exception as error:  # a broken install of it or of what it imports raises anything
-    pytest.skip(f"timm does not import: {error}", allow_module_level=True)
-
+timm = peer("timm")
 D, h, d, hidden, P, L, K, N = 48, 4, 12, 96, 8, 2, 7, 17
 ATTENTION = "MultiHeadDotProductAttention_1"
 

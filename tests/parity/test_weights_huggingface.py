@@ -5,29 +5,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from compare import MISTAKES, TOLERANCE, differences, outputs, randomise, same_bits
+from compare import MISTAKES, TOLERANCE, differences, outputs, peer, randomise, same_bits
 from PIL import Image
 from safetensors.torch import load_file
 
 from vitreous.weights import from_huggingface, load_weights
 
-try:
-    from transformers import (
-        BitImageProcessor,
-        DeiTImageProcessor,
-        Dinov2Config,
-        Dinov2ForImageClassification,
-        Dinov2Model,
-        Dinov2WithRegistersConfig,
-        Dinov2WithRegistersForImageClassification,
-        ViTConfig,
-        ViTForImageClassification,
-        ViTImageProcessor,
-        ViTModel,
-    )
-except Exception as error:  # a broken install of it or of what it imports raises anything
-    pytest.skip(f"transformers does not import: {error}", allow_module_level=True)
-
+transformers = peer("transformers")
+VIT = (transformers.ViTForImageClassification, transformers.ViTConfig)
+DINOV2 = (transformers.Dinov2ForImageClassification, transformers.Dinov2Config)
 SMALL = {
     "image_size": 32,
     "patch_size": 8,
@@ -37,18 +23,17 @@ SMALL = {
     "id2label": {i: name for i, name in enumerate("abcdefg")},
 }
 KINDS = {
-    "vit": (ViTForImageClassification, ViTConfig, {"intermediate_size": 96}),
+    "vit": (*VIT, {"intermediate_size": 96}),
     "vit, rectangular": (
-        ViTForImageClassification,
-        ViTConfig,
+        *VIT,
         {"intermediate_size": 96, "image_size": (24, 40), "patch_size": (8, 4), "num_channels": 1},
     ),
-    "vit, no qkv bias": (ViTForImageClassification, ViTConfig, {"intermediate_size": 64, "qkv_bias": False}),
-    "vit, tanh": (ViTForImageClassification, ViTConfig, {"intermediate_size": 96, "hidden_act": "gelu_pytorch_tanh"}),
-    "dinov2": (Dinov2ForImageClassification, Dinov2Config, {}),
+    "vit, no qkv bias": (*VIT, {"intermediate_size": 64, "qkv_bias": False}),
+    "vit, tanh": (*VIT, {"intermediate_size": 96, "hidden_act": "gelu_pytorch_tanh"}),
+    "dinov2": (*DINOV2, {}),
     "dinov2, registers": (
-        Dinov2WithRegistersForImageClassification,
-        Dinov2WithRegistersConfig,
+        transformers.Dinov2WithRegistersForImageClassification,
+        transformers.Dinov2WithRegistersConfig,
         {"num_register_tokens": 3},
     ),
 }
@@ -60,7 +45,7 @@ def made(folder, model_class, config_class, changes):
     model.save_pretrained(folder)
     channels = model.config.num_channels
     write_preprocessing(
-        folder, ViTImageProcessor(image_mean=[0.4] * channels, image_std=[0.2] * channels), model.config
+        folder, transformers.ViTImageProcessor(image_mean=[0.4] * channels, image_std=[0.2] * channels), model.config
     )
     return model
 
@@ -110,7 +95,7 @@ def test_comparison_notices(tmp_path, name, kind):
 
 @pytest.mark.parametrize(
     ("model_class", "config_class", "changes"),
-    [(ViTModel, ViTConfig, {"intermediate_size": 96}), (Dinov2Model, Dinov2Config, {})],
+    [(transformers.ViTModel, VIT[1], {"intermediate_size": 96}), (transformers.Dinov2Model, DINOV2[1], {})],
 )
 def test_a_model_without_head_needs_a_number_of_classes_and_gives_its_features(
     tmp_path, model_class, config_class, changes
@@ -125,7 +110,7 @@ def test_a_model_without_head_needs_a_number_of_classes_and_gives_its_features(
         torch.testing.assert_close(bundle.model.forward_features(images), expected, rtol=0, atol=TOLERANCE)
         assert torch.equal(bundle.model(images), torch.zeros(4, 3))
     assert report.new_head == "3 classes; the file has none"
-    left = {"pooler.dense.weight", "pooler.dense.bias"} if model_class is ViTModel else {"embeddings.mask_token"}
+    left = {"pooler.dense.weight", "pooler.dense.bias"} if config_class is VIT[1] else {"embeddings.mask_token"}
     assert set(report.left_out) == left
     assert any("left out: " in line and ("pooler" in line or "pretraining" in line) for line in report.lines())
 
@@ -144,9 +129,9 @@ def test_positions_are_resampled_as_dinov2_with_registers_does(tmp_path, size):
 @pytest.mark.parametrize(
     "processor",
     [
-        ViTImageProcessor(size={"height": 32, "width": 32}, resample=3),
-        BitImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}),
-        DeiTImageProcessor(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32}),
+        transformers.ViTImageProcessor(size={"height": 32, "width": 32}, resample=3),
+        transformers.BitImageProcessor(size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}),
+        transformers.DeiTImageProcessor(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32}),
     ],
     ids=["squash", "crop", "squash and crop"],
 )
@@ -235,7 +220,7 @@ def test_preprocessing_that_does_not_normalise_leaves_pixels_in_0_to_1():
 
 def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
     made(tmp_path, *KINDS["dinov2, registers"])
-    processor = BitImageProcessor(size={"shortest_edge": 20}, crop_size={"height": 16, "width": 16})
+    processor = transformers.BitImageProcessor(size={"shortest_edge": 20}, crop_size={"height": 16, "width": 16})
     write_preprocessing(tmp_path, processor)
     bundle, report = load_weights(tmp_path)
     assert bundle.model.config.image_size == bundle.preprocess.image_size == (16, 16)

@@ -5,21 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from compare import MISTAKES, TOLERANCE, differences, outputs, randomise, same_bits
+from compare import MISTAKES, TOLERANCE, differences, outputs, peer, randomise, same_bits
 from PIL import Image
 from safetensors.torch import load_file
 
 from vitreous.model import positions
 from vitreous.weights import from_timm, load, load_weights
 
-try:
-    import timm
-    from timm.data import create_transform
-    from timm.models import deit, save_for_hf, vision_transformer
-    from timm.models.vision_transformer import checkpoint_filter_fn
-except Exception as error:  # a broken install of it or of what it imports raises anything
-    pytest.skip(f"timm does not import: {error}", allow_module_level=True)
-
+timm = peer("timm")
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 7}
 NO_CLASS = {"class_token": False, "global_pool": "avg"}
 KINDS = {
@@ -40,7 +33,7 @@ def made(folder, **changes):
     """A model of timm's with random weights, written to the folder as for the Hub."""
     model = randomise(timm.create_model("vit_tiny_patch16_224", **(SMALL | changes)))
     channels = changes.get("in_chans", 3)
-    save_for_hf(
+    timm.models.save_for_hf(
         model,
         folder,
         model_args=SMALL | changes,
@@ -82,7 +75,7 @@ def test_comparison_notices(tmp_path, name):
 def test_positions_are_resampled_as_timm_does(tmp_path, kind, size):
     smaller = made(tmp_path, **KINDS[kind])
     theirs = timm.create_model("vit_tiny_patch16_224", **(SMALL | KINDS[kind] | {"img_size": size})).eval()
-    theirs.load_state_dict(checkpoint_filter_fn(smaller.state_dict(), theirs))
+    theirs.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(smaller.state_dict(), theirs))
     bundle, report = load_weights(tmp_path, image_size=size)
     assert report.resampled == ((4, 4), (size[0] // 8, size[1] // 8)) and bundle.preprocess.image_size == size
     images = images_for(theirs)
@@ -92,7 +85,7 @@ def test_positions_are_resampled_as_timm_does(tmp_path, kind, size):
 def test_positions_resampled_with_the_class_token_in_are_noticed(tmp_path, monkeypatch):
     smaller = made(tmp_path, img_size=24)  # 3 x 3 patches
     theirs = timm.create_model("vit_tiny_patch16_224", **(SMALL | {"img_size": 32})).eval()
-    theirs.load_state_dict(checkpoint_filter_fn(smaller.state_dict(), theirs))
+    theirs.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(smaller.state_dict(), theirs))
 
     def with_class_token(patches, grid, old):
         table = torch.cat([smaller.pos_embed.data[:, :1], patches], dim=1)[:, :-1]  # shifted by one place
@@ -108,8 +101,8 @@ def test_positions_resampled_with_the_class_token_in_are_noticed(tmp_path, monke
 
 @pytest.mark.parametrize("name", from_timm.ARCHITECTURES)
 def test_architectures_are_those_of_timm(name, monkeypatch):
-    for module, function in ((vision_transformer, "_create_vision_transformer"), (deit, "_create_deit")):
-        monkeypatch.setattr(module, function, lambda variant, pretrained, **arguments: arguments)
+    for module, function in (("vision_transformer", "_create_vision_transformer"), ("deit", "_create_deit")):
+        monkeypatch.setattr(f"timm.models.{module}.{function}", lambda variant, pretrained, **arguments: arguments)
     arguments, patch = from_timm.ARCHITECTURES[name][:2]
     assert arguments | {"patch_size": patch} == timm.models.model_entrypoint(name)()
     said = from_timm.from_architecture(name, classes=5)
@@ -138,7 +131,7 @@ def test_the_config_of_timm_brings_preprocessing_and_class_names(tmp_path):
 def test_images_are_prepared_as_timm_prepares_them(size):
     name = "deit_tiny_patch16_224"
     config, preprocess = timm.get_pretrained_cfg(name), from_timm.from_architecture(name, 5).preprocess
-    transform = create_transform(
+    transform = timm.data.create_transform(
         config.input_size, mean=config.mean, std=config.std, interpolation="bicubic", crop_pct=config.crop_pct
     )
     smooth = np.random.default_rng(0).integers(0, 256, (6, 9, 3), np.uint8)

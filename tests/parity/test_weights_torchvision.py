@@ -4,19 +4,14 @@ import json
 
 import pytest
 import torch
-from compare import MISTAKES, TOLERANCE, differences, outputs, randomise, same_bits
+from compare import MISTAKES, TOLERANCE, differences, outputs, peer, randomise, same_bits
 from torch import nn
 
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_torchvision, load_weights
 
-try:
-    from torchvision import models
-    from torchvision.models.vision_transformer import VisionTransformer
-except Exception as error:  # a broken install of it or of what it imports raises anything
-    pytest.skip(f"torchvision does not import: {error}", allow_module_level=True)
-
+models = peer("torchvision").models
 SMALL = {"image_size": 32, "patch_size": 8}
 THEIRS = SMALL | {"num_layers": 2, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 96, "num_classes": 7}
 OURS = SMALL | {"depth": 2, "heads": 4, "dim": 48, "mlp_ratio": 2, "num_classes": 7}
@@ -24,7 +19,7 @@ OURS = SMALL | {"depth": 2, "heads": 4, "dim": 48, "mlp_ratio": 2, "num_classes"
 
 def made(folder, **changes):
     """A model of theirs with random weights, as a .pth file beside a config of ours."""
-    model = randomise(VisionTransformer(**(THEIRS | changes)))
+    model = randomise(models.VisionTransformer(**(THEIRS | changes)))
     torch.save(model.state_dict(), folder / "vit.pth")
     config = ViTConfig(**OURS, head_hidden=changes.get("representation_size", 0))
     preprocess = Preprocess(image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
