@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.model import ViT
+from vitreous.model.attention import attend, attention_weights
 
 TOLERANCE = 1e-5
 
@@ -59,16 +60,14 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+# --- mistakes that people make: all comparisons are by the same code, so they are tried with one library ---
+
 Plant = Callable[[ViT], None]
+MISTAKES: dict[str, Plant] = {}
 
 
-def table_of_mistakes() -> tuple[dict[str, Plant], Callable[[Plant], Plant]]:
-    """An empty table, and the decorator that enters a mistake by its name."""
-    table: dict[str, Plant] = {}
-    return table, lambda plant: table.setdefault(plant.__name__, plant)
-
-
-MISTAKES, mistake = table_of_mistakes()
+def mistake(plant: Plant) -> Plant:
+    return MISTAKES.setdefault(plant.__name__, plant)
 
 
 @mistake
@@ -105,7 +104,7 @@ def another_number_of_heads(model: ViT) -> None:
 def wrong_epsilon(model: ViT) -> None:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            module.eps = 1e-5 if module.eps < 1e-5 else 1e-6
+            module.eps = 1e-5 if module.eps == 1e-6 else 1e-6
 
 
 @mistake
@@ -128,3 +127,104 @@ def no_final_norm(model: ViT) -> None:
 @mistake
 def positions_of_neighbours(model: ViT) -> None:
     model.positions.data = model.positions.data.roll(1, dims=1)
+
+
+@mistake
+def patches_by_column(model: ViT) -> None:
+    forward, grid = model.patches.forward, model.config.grid
+    model.patches.forward = lambda images: forward(images).unflatten(1, grid).transpose(1, 2).flatten(1, 2)
+
+
+@mistake
+def pixels_before_channels(model: ViT) -> None:
+    weight = model.patches.proj.weight.data  # (D, C, P, P)
+    model.patches.proj.weight.data = weight.permute(0, 2, 3, 1).reshape(weight.shape)
+
+
+@mistake
+def class_token_last(model: ViT) -> None:
+    embed = model.embed
+    model.embed = lambda images: embed(images).roll(-1, dims=1)
+
+
+@mistake
+def no_position_on_the_class_token(model: ViT) -> None:
+    model.positions.data[:, 0] = 0
+
+
+@mistake
+def mean_in_place_of_the_class_token(model: ViT) -> None:
+    model.pool.forward = lambda x: x.mean(dim=1)
+
+
+@mistake
+def heads_before_queries_keys_values(model: ViT) -> None:
+    for parameter in model.blocks[0].attention.qkv.parameters():
+        parameter.data = parameter.data.unflatten(0, (model.config.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+@mistake
+def heads_joined_without_transpose(model: ViT) -> None:
+    attention = model.blocks[0].attention
+    attention.forward = lambda x, rotary: attention.proj(attend(*attention.split(x, rotary)).reshape(x.shape))
+
+
+@mistake
+def softmax_over_queries(model: ViT) -> None:
+    attention = model.blocks[0].attention
+
+    def forward(x: Tensor, rotary: None) -> Tensor:
+        q, k, v = attention.split(x, rotary)
+        return attention.proj((attention_weights(k, q).mT @ v).transpose(1, 2).flatten(2))
+
+    attention.forward = forward
+
+
+@mistake
+def no_scale(model: ViT) -> None:
+    for parameter in model.blocks[0].attention.qkv.parameters():
+        parameter.data[: model.config.dim] *= model.config.head_dim**0.5
+
+
+@mistake
+def scale_by_the_whole_width(model: ViT) -> None:
+    for parameter in model.blocks[0].attention.qkv.parameters():
+        parameter.data[: model.config.dim] *= model.config.heads**-0.5
+
+
+@mistake
+def no_qkv_bias(model: ViT) -> None:
+    model.blocks[0].attention.qkv.bias.data.zero_()
+
+
+@mistake
+def no_output_projection(model: ViT) -> None:
+    model.blocks[0].attention.proj = nn.Identity()
+
+
+@mistake
+def norm_after_the_residual(model: ViT) -> None:
+    block = model.blocks[0]
+
+    def forward(x: Tensor, rotary: None) -> Tensor:
+        x = block.norm1(block.attention(x) + x)
+        return block.norm2(block.mlp(x) + x)
+
+    block.forward = forward
+
+
+@mistake
+def no_attention_residual(model: ViT) -> None:
+    block = model.blocks[0]
+
+    def forward(x: Tensor, rotary: None) -> Tensor:
+        x = block.attention(block.norm1(x))
+        return block.mlp(block.norm2(x)) + x
+
+    block.forward = forward
+
+
+@mistake
+def no_mlp_residual(model: ViT) -> None:
+    block = model.blocks[0]
+    block.forward = lambda x, rotary: block.mlp(block.norm2(block.attention(block.norm1(x)) + x))

@@ -8,6 +8,7 @@ import torch
 from compare import MISTAKES, TOLERANCE, differences, outputs, peer, randomise, same_bits
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 from vitreous.weights import from_huggingface, load_weights
 
@@ -83,10 +84,34 @@ def test_blocks_and_logits_equal_theirs_and_return_bit_for_bit(tmp_path, kind):
     assert bundle.class_names == tuple("abcdefg")
 
 
-@pytest.mark.parametrize("kind", ["vit", "dinov2, registers"])
+@torch.no_grad()
+def test_attention_weights_equal_theirs(tmp_path):
+    theirs = made(tmp_path, *KINDS["vit"])
+    bundle, _ = load_weights(tmp_path)
+    images = images_for(bundle)
+    theirs.set_attn_implementation("eager")
+    expected = theirs(images, output_attentions=True).attentions
+    for mine, yours in zip(bundle.model.trace(images).attention, expected, strict=True):
+        torch.testing.assert_close(mine, yours, rtol=0, atol=TOLERANCE)
+
+
+def test_gradients_equal_theirs(tmp_path):
+    theirs = made(tmp_path, *KINDS["vit"])
+    bundle, _ = load_weights(tmp_path)
+    images, labels = images_for(bundle), torch.tensor([0, 3, 6, 3])
+    for logits in (bundle.model(images), theirs(images).logits):
+        nn.functional.cross_entropy(logits, labels).backward()
+    for parameter in theirs.parameters():
+        parameter.data = parameter.grad
+    theirs.save_pretrained(tmp_path)  # so that gradients are read as weights are
+    expected = load_weights(tmp_path)[0].model.state_dict()
+    for name, parameter in bundle.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
-def test_comparison_notices(tmp_path, name, kind):
-    theirs = made(tmp_path, *KINDS[kind])
+def test_comparison_notices(tmp_path, name):
+    theirs = made(tmp_path, *KINDS["vit"])
     bundle, _ = load_weights(tmp_path)
     images = images_for(bundle)
     MISTAKES[name](bundle.model)
