@@ -9,7 +9,7 @@ from torch import nn
 
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
-from vitreous.weights import from_torchvision, load_weights
+from vitreous.weights import from_torchvision, load_weights, maps
 
 models = peer("torchvision").models
 SMALL = {"image_size": 32, "patch_size": 8}
@@ -38,9 +38,9 @@ def test_blocks_and_logits_equal_those_of_torchvision_and_return_bit_for_bit(tmp
     bundle, report = load_weights(tmp_path)
     expected = outputs(theirs, theirs.encoder.layers, images())
     assert max(differences(bundle.model, expected, images())) < TOLERANCE and expected[-1].std() > 0.1
-    state = theirs.state_dict()
+    model, state = bundle.model, theirs.state_dict()
     assert set(report.loaded) == set(state) and not report.left_out
-    assert same_bits(from_torchvision.to_theirs(bundle.model.state_dict(), bundle.model.config), state)
+    assert same_bits(maps.to_theirs(model.state_dict(), from_torchvision.pairs(model.config), "torchvision"), state)
     wrong_epsilon(bundle.model)  # which embeddings this small show
     assert max(differences(bundle.model, expected, images())) > 10 * TOLERANCE
 

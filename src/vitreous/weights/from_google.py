@@ -14,7 +14,7 @@ from torch import Tensor
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import maps
-from vitreous.weights.maps import HALF, Description, Pairs, Weights, expand, merge_qkv, split_qkv
+from vitreous.weights.maps import HALF, Description, Pairs, Weights, expand, merge_qkv
 
 NAME, HEAD = "Google", "head/kernel"
 MARKS = ("embedding/kernel", "Transformer/encoderblock_")
@@ -50,12 +50,6 @@ def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
     return merge_qkv(maps.to_ours({name: _to_torch(name, value) for name, value in theirs.items()}, pairs(config)))
 
 
-def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
-    """The inverse. Raises ValueError for a part that Google's ViT does not have."""
-    theirs = maps.to_theirs(split_qkv(ours), pairs(config), "Google's ViT")
-    return {name: _to_flax(name, value, config.heads) for name, value in theirs.items()}
-
-
 def _to_torch(name: str, value: Tensor) -> Tensor:
     """A kernel as (outputs, inputs), a bias as a vector. A kernel of unexpected rank is left as it is."""
     layer, _, kind = name.rpartition("/")
@@ -70,21 +64,6 @@ def _to_torch(name: str, value: Tensor) -> Tensor:
     elif layer.endswith("/out") and value.ndim == 3:
         value = value.flatten(0, 1)  # (h, d, D)
     return value.T.contiguous() if value.ndim == 2 else value
-
-
-def _to_flax(name: str, value: Tensor, heads: int) -> Tensor:
-    """The inverse of `_to_torch`."""
-    layer, _, kind = name.rpartition("/")
-    if kind == "bias" and layer.endswith(("/query", "/key", "/value")):
-        return value.unflatten(0, (heads, -1))
-    if kind != "kernel":
-        return value
-    if layer == "embedding":
-        return value.permute(2, 3, 1, 0).contiguous()
-    value = value.T.contiguous()
-    if layer.endswith(("/query", "/key", "/value")):
-        return value.unflatten(1, (heads, -1))
-    return value.unflatten(0, (heads, -1)) if layer.endswith("/out") else value
 
 
 def from_weights(weights: Weights) -> Description:

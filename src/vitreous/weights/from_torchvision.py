@@ -60,11 +60,6 @@ def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
     return maps.to_ours(theirs, pairs(config, theirs))
 
 
-def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
-    """The inverse, in today's names. Raises ValueError for a part that torchvision's ViT does not have."""
-    return maps.to_theirs(ours, pairs(config), "torchvision's ViT")
-
-
 def from_architecture(name: str, classes: int) -> Description:
     """From a name in ARCHITECTURES."""
     size, side, resized, interpolation = ARCHITECTURES[name]
