@@ -505,8 +505,9 @@ def probe() -> Figure:
     axes = chart.subplots()
     counts = (20, 50, 100, 200, 300)
     for (name, z), color, marker in zip(chapter["vectors"].items(), (BLUE, RED, GREEN), "os^", strict=True):
-        z = z / z.std()
-        fitted = [LogisticRegression(max_iter=300).fit(z[:n], labels[:n]) for n in counts]
+        z = z.astype(float) / z.std()
+        # to the very end, so that no answer depends on rounding
+        fitted = [LogisticRegression(tol=1e-8, max_iter=3000).fit(z[:n], labels[:n]) for n in counts]
         scores = [100 * classifier.score(z[300:], labels[300:]) for classifier in fitted]
         axes.plot(counts, scores, color=color, marker=marker, linewidth=2, label=name)
     plain(axes, "a linear classifier on frozen features", "labelled digits", "right, of 200 others, %")

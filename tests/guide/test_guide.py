@@ -74,10 +74,12 @@ def test_every_picture_is_drawn_shown_and_small():
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_is_what_the_code_draws(name, tmp_path):
     drawn, kept = (
-        np.asarray(Image.open(path).convert("RGB"), dtype=float)
-        for path in (pictures.draw(name, tmp_path), pictures.IMAGES / f"{name}.png")
+        Image.open(path).convert("RGB") for path in (pictures.draw(name, tmp_path), pictures.IMAGES / f"{name}.png")
     )
-    assert drawn.shape == kept.shape and np.abs(drawn - kept).mean() < 1.5  # of 255: fonts and rounding may differ
+    assert drawn.size == kept.size
+    tiles = [np.asarray(picture.reduce(16), dtype=float) for picture in (drawn, kept)]  # means of 16 x 16 pixels
+    # of 255: half a pixel to the side makes it 8 in most of them, a curve up by 5% of its axis 10 to 72
+    assert np.abs(tiles[0] - tiles[1]).max() < 8
 
 
 def test_notebooks_hold_the_same_code_output_and_pictures(tmp_path, monkeypatch):
