@@ -68,22 +68,39 @@ def test_conv_stem_halves_as_often_as_the_patch_size_asks(patch_size, stem_chann
     assert stem(torch.randn(2, 3, 16, 32)).shape == (2, options.grid[0] * options.grid[1], 16)
 
 
-def test_a_whitened_stem_sees_uncorrelated_directions_of_unit_variance_with_both_signs():
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_whitened_stem_sees_uncorrelated_directions_of_unit_variance_with_both_signs(channels):
     torch.manual_seed(0)
-    stem = ConvStem(
-        config(patch_embedding="conv_stem", channels=1, patch_size=4, stem_channels=(24, 8))
-    )  # 9 directions, 6 left
-    images = F.avg_pool2d(torch.randn(200, 1, 18, 18), 3, stride=1) * 3  # neighbours are alike
+    n = 9 * channels  # directions; 6 filters are left over
+    stem = ConvStem(config(patch_embedding="conv_stem", channels=channels, patch_size=4, stem_channels=(2 * n + 6, 8)))
+    # neighbours in a row are alike, others are not, and no channel is like another
+    images = F.avg_pool2d(3 * torch.randn(200, channels, 16, 18), (1, 3), stride=1)
+    images = images * torch.arange(1.0, channels + 1).view(-1, 1, 1) + images[:, :1]
     before = stem.layers[0].weight.clone()
     stem.whiten(images)
     kernel = stem.layers[0].weight
-    assert torch.equal(kernel[9:18], -kernel[:9]) and torch.equal(kernel[18:], before[18:])
-    seen = F.conv2d(images, kernel[:9], padding=1).transpose(0, 1).flatten(1)  # (9, places)
-    torch.testing.assert_close(seen @ seen.T / seen.shape[1], torch.eye(9), atol=0.02, rtol=0)
-    assert kernel[0].norm() < kernel[8].norm() / 3  # the widest direction comes first
-    few = ConvStem(config(patch_embedding="conv_stem", channels=1, patch_size=4, stem_channels=(6, 8)))
+    assert torch.equal(kernel[n : 2 * n], -kernel[:n]) and torch.equal(kernel[2 * n :], before[2 * n :])
+    seen = F.conv2d(images, kernel[:n], padding=1).transpose(0, 1).flatten(1)  # (n, places)
+    torch.testing.assert_close(seen @ seen.T / seen.shape[1], torch.eye(n), atol=0.02, rtol=0)
+    assert kernel[0].norm() < kernel[n - 1].norm() / 2  # the widest direction comes first
+    few = ConvStem(config(patch_embedding="conv_stem", channels=channels, patch_size=4, stem_channels=(6, 8)))
     few.whiten(images)
     torch.testing.assert_close(few.layers[0].weight.abs(), torch.cat([kernel[:3], kernel[:3]]).abs())
+
+
+def test_whitening_enlarges_no_direction_that_the_images_lack():
+    torch.manual_seed(0)
+    stem = ConvStem(config(patch_embedding="conv_stem", patch_size=4, stem_channels=(54, 8)))
+    stem.whiten(torch.randn(50, 1, 16, 16).expand(-1, 3, -1, -1))  # gray as RGB: 9 of 27 directions
+    norms = stem.layers[0].weight.flatten(1).norm(dim=1)
+    assert norms.isfinite().all() and norms.max() < 1.01 * 5e-4**-0.5
+
+
+def test_a_stem_of_one_channel_has_no_room_for_both_signs():
+    stem = ConvStem(config(patch_embedding="conv_stem", patch_size=4, stem_channels=(1, 8)))
+    before = stem.layers[0].weight.clone()
+    stem.whiten(torch.randn(2, 3, 8, 8))
+    assert torch.equal(stem.layers[0].weight, before)
 
 
 def test_conv_stem_tokens_overlap_and_patches_do_not():

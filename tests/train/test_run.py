@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
@@ -48,7 +49,6 @@ from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
-from vitreous.model.patches import ConvStem
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -320,17 +320,21 @@ def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, pictures, m
     assert names == [CLASSES[i] for i in targets.argmax(1)]
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_a_new_stem_is_whitened_by_its_training_images_and_a_given_one_is_not(trained, monkeypatch, given):
-    seen = []
-    monkeypatch.setattr(ConvStem, "whiten", lambda stem, images: seen.append(images))
+@pytest.mark.parametrize(("whiten", "given"), [(True, False), (False, False), (True, True)])
+def test_a_new_stem_is_whitened_by_its_training_images_and_a_given_one_is_not(trained, monkeypatch, whiten, given):
     stem = {"patch_embedding": "conv_stem", "stem_channels": (8,)}
-    recipe = tiny_recipe(epochs=1, start={"whiten": True}, model=stem)
-    monkeypatch.setattr(job_module, "WHITENED", 20 * 8 * 8)
-    run = trained(recipe, tiny_set(), model=tiny_vit(**stem) if given else None)
+    recipe = tiny_recipe(epochs=1, start={"whiten": whiten}, model=stem, optim=FROZEN)
+    monkeypatch.setattr(job_module, "WHITENED", 20 * 8 * 8)  # pixels of 20 images
+    model = tiny_vit(**stem) if given else None
+    before = model.patches.layers[0].weight.clone() if given else None
+    run = trained(recipe, tiny_set(), model=model)
+    kernel = weights_of(run.folder)["patches.layers.0.weight"]
     pixels = tiny_set().divided(recipe.data).train.images.array[np.linspace(0, 35, 20).astype(int)]
-    expected = [] if given else [run.bundle.preprocess.normalise(torch.from_numpy(pixels))]
-    assert equal(seen, expected)
+    images = run.bundle.preprocess.normalise(torch.from_numpy(pixels))
+    seen = F.conv2d(images, kernel, padding=1).transpose(0, 1).flatten(1)  # (8, places)
+    white = torch.kron(torch.tensor([[1.0, -1], [-1, 1]]), torch.eye(4))  # four directions with both signs
+    assert torch.allclose(seen @ seen.T / seen.shape[1], white, atol=0.01) == (whiten and not given)
+    assert before is None or torch.equal(kernel, before)
 
 
 def test_a_dry_run_leaves_a_given_model_as_it_is(trained):
