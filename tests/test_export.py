@@ -34,6 +34,7 @@ MISSING = [name for name in graphs.NEEDED["onnx"] if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 ALL_PARTS = {
     "dim": 32,
+    "mlp_conv": True,
     "patch_embedding": "conv_stem",
     "stem_channels": (4,),
     "positions": "rope",
@@ -192,7 +193,7 @@ def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
 def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
     import onnxruntime
 
-    bundle = tiny_bundle(**ALL_PARTS)
+    bundle = scrambled(**ALL_PARTS)
     bundle.save(tmp_path)
     folder, receipt = export_run(tmp_path, "onnx", preprocess_inside=True)
     assert folder == tmp_path / "export" / "onnx" and receipt["inputs"] == "242 images of noise"
@@ -201,6 +202,24 @@ def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
     pixels = noise(bundle, 7)
     (found,) = session.run(None, {"images": pixels.numpy()})
     assert np.abs(found - logits(bundle, pixels).numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("form", "off"),
+    [
+        pytest.param("onnx", 1e-4, marks=needs_onnx),
+        pytest.param("int8", 0.2, marks=needs_onnx),
+        ("pt2", 1e-4),
+    ],
+)
+def test_a_tiny_model_of_the_shipped_architecture_goes_into_every_graph(tmp_path, form, off):
+    stem = {"patch_embedding": "conv_stem", "stem_channels": (4,)}
+    bundle = scrambled(**stem, mlp_conv=True, pool="attention", positions="sincos2d")
+    answer = deploy.GRAPHS[form](bundle, tmp_path, False)
+    for count in (1, 7):
+        pixels = noise(bundle, count)
+        expected = logits(bundle, pixels)
+        assert (answer(pixels) - expected).abs().max() < off * expected.std()
 
 
 @needs_onnx
