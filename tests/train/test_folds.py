@@ -156,10 +156,17 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path):
 
 @pytest.mark.parametrize("within", ["", "model", "model/model.safetensors"])
 @pytest.mark.parametrize(
-    ("changes", "refused"),
-    [({"folds": 2}, True), ({"folds": 2, "fold": 1}, True), ({"split_seed": 3}, False), ({}, None)],
+    ("changes", "refused", "same_way"),
+    [
+        ({"folds": 2}, True, ""),
+        ({"folds": 2, "fold": 1}, True, ""),
+        ({"split_seed": 3}, False, "data.split_seed=0"),
+        ({"val_fraction": 0.5}, False, "data.val_fraction=0.25"),
+        ({"group": r"(\d)\.png$"}, False, "data.group=null"),
+        ({}, False, ""),
+    ],
 )
-def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, within):
+def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, same_way, within):
     source = {"source": str(write_images(tmp_path / "photos", 8)), "val_fraction": 0.25}
     fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
     fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source | changes}
@@ -173,7 +180,7 @@ def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes
     else:
         fit(recipe, out=tmp_path / "more", **quiet())
         told = "some validation images are among what it saw" in caplog.text
-        assert told == (refused is False) and ("the same way: data.split_seed=0)" in caplog.text) == told
+        assert told == bool(same_way) and (f"the same way: {same_way})" in caplog.text) == told
         log = tmp_path / "more" / "train.log"
         assert told == (log.exists() and "some validation images are among what it saw" in log.read_text())
 
