@@ -991,16 +991,18 @@ def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path, given):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("val_fraction", [0, 0.25])
-def test_an_interrupted_run_may_be_ended_where_it_stands(trained, val_fraction):
-    recipe = tiny_recipe(epochs=9, data={"val_fraction": val_fraction}, optim={"ema": 0.9})
+def test_an_interrupted_run_may_be_ended_where_it_stands(trained, val_fraction, ema):
+    recipe = tiny_recipe(epochs=9, data={"val_fraction": val_fraction}, optim={"ema": ema})
     folder = trained(recipe, tiny_set(), on_step=interrupt_after(7)).folder
-    average, state = (checkpoint_of(folder)[part] for part in ("average", "state"))
-    assert (state["epoch"], state["step"] > 0) == (1, True)
+    average, present, state = (checkpoint_of(folder)[part] for part in ("average", "model", "state"))
+    assert (state["epoch"], state["step"] > 0, bool(average)) == (1, True, bool(ema))
     kept = weights_of(folder) if val_fraction else None
     run = trained(recipe, tiny_set(), finish=True, on_step=pytest.fail)
     assert (run.results["epochs"], run.results["best_epoch"]) == (1, 1) and run.results["test"]["count"] == 12
-    assert equal(weights_of(folder), kept or average)  # those of the last validation; without one, of the last step
+    last = average or present
+    assert equal(weights_of(folder), kept or last)  # those of the last validation; without one, of the last step
     assert run.results["passes"] == state["seen"] / (36 if val_fraction else 48)
     with pytest.raises(ValueError, match="is finished"):
         trained(recipe, tiny_set(), resume=True)
