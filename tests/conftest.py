@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads
 import psutil
 import pytest
 import torch
-from tiny import tiny_recipe, tiny_set
+from tiny import sealed_set, tiny_recipe, tiny_set
 
 from vitreous.cli import main
 
@@ -44,6 +44,12 @@ def real_data():
 def image_set():
     """Three learnable classes of 8 x 8 gray images: 48 to train on, 12 to test."""
     return tiny_set()
+
+
+@pytest.fixture
+def sealed():
+    """The same, but nobody may look at the test images before `Sealed.open`."""
+    return sealed_set()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What many tests share: images that a model of some thousand weights learns in a second, and a recipe for it."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, Split
+from vitreous.data.stores import ArrayImages
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, make_recipe
@@ -39,6 +41,30 @@ def tiny_set(count: int = 48, test: int = 12, **shape: int) -> ImageSet:
     return ImageSet.from_arrays(
         *stripes(count, **shape), test=stripes(test, seed=1, **shape), class_names=names, name="stripes"
     )
+
+
+class Sealed(ArrayImages):
+    """Images that may be looked at only after `open`; looks before that are counted, too."""
+
+    open = False
+    looks = 0
+
+    @property
+    def pixels(self) -> np.ndarray:
+        Sealed.looks += 1
+        assert Sealed.open, "sealed pixels were read"
+        return self.hidden
+
+    @pixels.setter
+    def pixels(self, pixels: np.ndarray) -> None:
+        self.hidden = pixels
+
+
+def sealed_set() -> ImageSet:
+    """The tiny set with its test images sealed anew."""
+    Sealed.open, Sealed.looks = False, 0
+    data = tiny_set()
+    return replace(data, test=Split(Sealed(data.test.images.array), data.test.labels))
 
 
 def tiny_recipe(**changes: Any) -> Recipe:

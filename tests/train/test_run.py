@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 from tiny import (
     CLASSES,
     TIMES,
+    Sealed,
     equal,
     metrics_rows,
     stripes,
@@ -43,9 +44,8 @@ from tiny import (
 
 from vitreous import plots, report
 from vitreous.card import origin
-from vitreous.data.images import ImageSet, Split
+from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
-from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
@@ -1339,37 +1339,6 @@ def test_another_number_of_classes_is_refused(trained, tmp_path):
 
 
 # --- the test images choose nothing ---
-
-
-class Sealed(ArrayImages):
-    """Images that may be looked at only after `open`."""
-
-    open = False
-    looks = 0
-
-    @property
-    def pixels(self):
-        assert Sealed.open, "test pixels were read before the training was over"
-        Sealed.looks += 1
-        return self.hidden
-
-    @pixels.setter
-    def pixels(self, pixels):
-        self.hidden = pixels
-
-
-@pytest.fixture
-def sealed(monkeypatch):
-    monkeypatch.setattr(Sealed, "open", False)
-    monkeypatch.setattr(Sealed, "looks", 0)
-    data = tiny_set()
-    return ImageSet(
-        data.name,
-        data.source,
-        data.class_names,
-        data.train,
-        test=Split(Sealed(data.test.images.array), data.test.labels),
-    )
 
 
 def test_test_pixels_are_read_only_after_the_last_training_step(trained, sealed, pictures):
