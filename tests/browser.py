@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -86,10 +87,13 @@ class Browser:
 
     def __exit__(self, *_: object) -> None:
         self._session = None
-        self.send("Browser.close")
-        self._process.wait(timeout=SECONDS)
-        os.close(self._in)
-        os.close(self._out)
+        try:
+            self.send("Browser.close")
+            self._process.wait(timeout=SECONDS)
+        finally:
+            self._process.kill()
+            os.close(self._in)
+            os.close(self._out)
 
     def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a page from disk at a width, in a theme, and wait for it."""
@@ -141,11 +145,13 @@ class Browser:
     def _read_until(self, wanted: Callable[[dict], bool]) -> dict[str, Any]:
         """Take in messages up to a wanted one; events are kept."""
         deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            while b"\0" not in self._buffer:
-                part = os.read(self._in, 1 << 20)
-                assert part, "the browser has ended"
-                self._buffer += part
+        while (left := deadline - time.monotonic()) > 0:
+            if b"\0" not in self._buffer:
+                if select.select([self._in], [], [], left)[0]:
+                    part = os.read(self._in, 1 << 20)
+                    assert part, "the browser has ended"
+                    self._buffer += part
+                continue
             line, _, self._buffer = self._buffer.partition(b"\0")
             message = json.loads(line)
             if "method" in message:

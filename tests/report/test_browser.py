@@ -1,6 +1,7 @@
 """Reports, and the page of `serve`, in a real browser: no complaint, no request, images, any width, the keyboard."""
 
 import io
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -102,6 +103,19 @@ def test_headings_descend_without_a_gap(browser, page):
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(b - a <= 1 for a, b in pairwise(levels))
     assert browser.ask("document.documentElement.lang") == "en" and browser.ask("document.title")
+
+
+@pytest.mark.parametrize("said", [b"", b'{"method": "Page.lo', b'{"method": "Page.loadEventFired"}\0'])
+def test_a_browser_that_does_not_answer_is_not_waited_for(monkeypatch, said):
+    monkeypatch.setattr("browser.SECONDS", 0.2)
+    silent = object.__new__(Browser)
+    silent._in, theirs = os.pipe()
+    silent._buffer, silent._events = b"", []
+    os.write(theirs, said)
+    with pytest.raises(TimeoutError, match="the browser does not answer"):
+        silent._read_until(lambda message: False)
+    os.close(silent._in)
+    os.close(theirs)
 
 
 def test_a_page_that_asks_for_something_is_caught(browser, tmp_path):
