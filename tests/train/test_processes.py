@@ -1,13 +1,13 @@
 """Several processes train what one does: the same losses, each image once, one folder, and one end for all."""
 
 import faulthandler
+import hashlib
 import io
 import math
 import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +20,19 @@ import pytest
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_vit, weights_of, write_images
+from tiny import (
+    CLASSES,
+    equal,
+    metrics_rows,
+    stripes,
+    tiny_bundle,
+    tiny_recipe,
+    tiny_vit,
+    untimed,
+    weights_of,
+    write_images,
+)
+from torch import distributed
 
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import FileImages
@@ -38,9 +50,11 @@ DROPOUT = {"dropout": 0.2, "drop_path": 0.3, "depth": 2}
 
 
 def uneven_set(train: int = 1293, val: int = 145) -> ImageSet:
-    """By default 13 images are left over in each pass, and the validation images are odd."""
+    """By default 13 images are left over in each pass, and the validation images are odd; classes differ in size."""
+    pixels, labels = stripes(train)
+    labels[8::9] = 0
     return ImageSet.from_arrays(
-        *stripes(train), val=stripes(val, seed=2), test=stripes(9, seed=1), class_names=CLASSES, name="stripes"
+        pixels, labels, val=stripes(val, seed=2), test=stripes(9, seed=1), class_names=CLASSES, name="stripes"
     )
 
 
@@ -64,8 +78,18 @@ class Outcome(NamedTuple):
     printed: str
     random: bytes
     """State of its generator after the last epoch, which `fit` gives back as it was."""
-    weights: bytes
-    """Of the model it was given, if it was."""
+    rows: list[dict]
+    """Of its own `on_epoch`, without times."""
+    weights: str
+    """Digest of its own parameters and their average after training; "" where it trained no model."""
+
+
+def digest(run: job.Job) -> str:
+    models = [run.engine.unwrap(run.model), *([] if run.average is None else [run.average.module])]
+    found = hashlib.blake2b(digest_size=16)
+    for weight in (weight for model in models for weight in model.parameters()):
+        found.update(weight.detach().numpy().tobytes())
+    return found.hexdigest()
 
 
 def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet | None, options: dict) -> Outcome:
@@ -73,28 +97,38 @@ def one_of(rank: int, processes: int, port: int, recipe: Recipe, data: ImageSet 
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ |= {name: str(value) for name, value in names.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # somebody else listens there
     torch.set_num_threads(1)
     os.chdir(options.pop("folder", "."))
     os.environ["VITREOUS_CACHE"] = options.pop("cache")
     options.pop("notes", lambda: None)()
     begin = options.pop("begin", fit)
     sys.stdout = text = io.StringIO()
-    model, random = options.get("model"), [b""]
+    random, rows, weights, whole = [b""], [], [""], job.Job.train
+
+    def epoch_done(row):
+        random.append(torch.get_rng_state().numpy().tobytes())
+        rows.append(untimed(row))
+
+    def watched(self, *hooks):
+        done = whole(self, *hooks)
+        weights.append(digest(self))
+        return done
+
+    job.Job.train = watched
     if begin is fit:
-        options["on_epoch"] = lambda row: random.append(torch.get_rng_state().numpy().tobytes())
-    run = begin(recipe, data, device="cpu", pictures=False, **options)
-    weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values()) if model else b""
-    return Outcome(run.folder, run.results, text.getvalue(), random[-1], weights)
+        options["on_epoch"] = epoch_done
+    run = begin(recipe, data, device="cpu", **{"pictures": False} | options)
+    return Outcome(run.folder, run.results, text.getvalue(), random[-1], rows, weights[-1])
 
 
 def train(processes: int, recipe: Recipe, data: ImageSet | None, **options: Any) -> list[Any]:
     """Each process's outcome of `begin`, by default `fit`, or the error it ended with. folder: where they work."""
     options.setdefault("cache", os.environ["VITREOUS_CACHE"])  # which is not that of the server that forks
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    meeting = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at a port of its own
     with ProcessPoolExecutor(processes, mp_context=SERVER) as pool:
-        waiting = [pool.submit(one_of, rank, processes, port, recipe, data, options) for rank in range(processes)]
+        given = (processes, meeting.port, recipe, data, options)
+        waiting = [pool.submit(one_of, rank, *given) for rank in range(processes)]
         return [process.exception() or process.result() for process in waiting]
 
 
@@ -155,6 +189,14 @@ class Notes:
         return {line: lines.count(line) for line in lines}
 
 
+def assert_alike(outcomes: list[Outcome]) -> None:
+    """Each process has trained, and has what the others have."""
+    first = outcomes[0]
+    assert first.rows and first.weights
+    for other in outcomes[1:]:
+        assert (other.rows, other.weights, other.results) == (first.rows, first.weights, first.results)
+
+
 def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
     """Their top-1 too, where all but nothing differs: else an image on the edge falls on either side."""
     for name in ("train_loss", "val_loss") + (("train_top1", "val_top1") if within <= 1e-5 else ()):
@@ -166,30 +208,34 @@ def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processes", "name", "batch_size", "precision", "within"),
+    ("processes", "name", "batch_size", "precision", "more", "within"),
     [
-        (2, "adamw", 128, "float32", 1e-5),
-        (3, "muon", 126, "float32", 2e-4),  # Muon's bf16 enlarges any difference in rounding
-        (2, "adamw", 128, "float16", 1e-3),
+        (2, "adamw", 128, "float32", {}, 1e-5),
+        (3, "muon", 126, "float32", {}, 2e-4),  # Muon's bf16 enlarges any difference in rounding
+        (2, "adamw", 128, "float16", {}, 1e-3),
+        (2, "adamw", 128, "float32", {"balance": "weights"}, 1e-5),
+        (2, "adamw", 128, "float32", {"memory_budget": 1e-9, "workers": 0}, 1e-5),
     ],
+    ids=["adamw", "muon", "float16", "weights", "streamed"],
 )
-def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, precision, within):
+def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, precision, more, within):
     optim = {"name": name, "batch_size": batch_size, "accumulate": 3, "clip": 0.5}
-    recipe, data = recipe_with(optim=optim, precision=precision), uneven_set()
+    recipe, data = recipe_with(optim=optim, precision=precision, data=more), uneven_set()
     one = alone(recipe, data, tmp_path / "one").results
     outcomes = train(processes, recipe, data, out=tmp_path / "more")
     assert_same_losses(tmp_path / "one", tmp_path / "more", within)
-    for _, results, *_ in outcomes:
-        assert (results["best_epoch"], results["epochs"]) == (one["best_epoch"], 2)
-        for split, count in (("val", 145), ("test", 9)):
-            assert results[split]["count"] == count
-            assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
+    assert_alike(outcomes)
+    results = outcomes[0].results
+    assert (results["best_epoch"], results["epochs"]) == (one["best_epoch"], 2)
+    for split, count in (("val", 145), ("test", 9)):
+        assert results[split]["count"] == count
+        assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
 
 
 def test_small_images_come_first_in_all_processes(tmp_path, alone):
     recipe = recipe_with(model={"mlp_conv": True}, augment={"shrink": 0.5, "shrink_until": 0.6})
     alone(recipe, uneven_set(), tmp_path / "one")
-    train(2, recipe, uneven_set(), out=tmp_path / "two")
+    assert_alike(train(2, recipe, uneven_set(), out=tmp_path / "two"))
     assert_same_losses(tmp_path / "one", tmp_path / "two")
 
 
@@ -197,7 +243,7 @@ def test_each_process_counts_by_its_images(tmp_path, alone):
     """A set smaller than a batch: 19 images in one process and 18 in the other; and one validation image for both."""
     recipe, data = recipe_with(epochs=4, optim={"batch_size": 500}), uneven_set(37, 1)
     alone(recipe, data, tmp_path / "one")
-    train(2, recipe, data, out=tmp_path / "two")
+    assert_alike(train(2, recipe, data, out=tmp_path / "two"))
     assert_same_losses(tmp_path / "one", tmp_path / "two")
 
 
@@ -205,10 +251,10 @@ def test_batch_statistics_of_the_main_process_judge_and_are_kept(tmp_path):
     """On a CPU each process normalises by its own images."""
     model = {"patch_embedding": "conv_stem", "stem_channels": (8,), "positions": "rope"}
     recipe = recipe_with(epochs=1, model=model)
-    main, other = train(2, recipe, uneven_set(), out=tmp_path / "run")
+    outcomes = train(2, recipe, uneven_set(), out=tmp_path / "run")
     (row,) = metrics_rows(tmp_path / "run")
-    assert float(row["val_loss"]) == pytest.approx(main.results["val"]["loss"], rel=1e-5)
-    assert other.results == main.results
+    assert float(row["val_loss"]) == pytest.approx(outcomes[0].results["val"]["loss"], rel=1e-5)
+    assert_alike(outcomes)
 
 
 @pytest.fixture
@@ -235,9 +281,10 @@ def test_a_head_that_is_fitted_first_is_that_of_all_processes(tmp_path, alone, p
     )
     alone(recipe, None, tmp_path / "one")
     notes = Notes(tmp_path / "notes")
-    main, other = train(2, recipe, None, out=tmp_path / "two", cache=str(tmp_path / "cold"), notes=notes)
+    outcomes = train(2, recipe, None, out=tmp_path / "two", cache=str(tmp_path / "cold"), notes=notes)
     assert_same_losses(tmp_path / "one", tmp_path / "two", 1e-4)
-    assert main.results == other.results and main.results["test"]["count"] == 9
+    assert_alike(outcomes)
+    assert outcomes[0].results["test"]["count"] == 9
     assert notes.read() == {"0 _fit": 48, "0 fit_head": 1}
 
 
@@ -271,7 +318,9 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone, before,
     assert "stopped in epoch 2, after 3 of its 10 steps; go on with: vt.fit(vt.read_recipe(" in stopped[0].printed
     state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["state"]
     assert (state["epoch"], state["step"], state["images"]) == (1, 3, 384)
-    assert [outcome.results["epochs"] for outcome in train(after, recipe, data, out=out, resume=True)] == [2] * after
+    outcomes = train(after, recipe, data, out=out, resume=True)
+    assert_alike(outcomes)
+    assert outcomes[0].results["epochs"] == 2
     assert_same_losses(tmp_path / "whole", out)
 
 
@@ -280,6 +329,7 @@ def test_dropout_differs_among_processes_and_goes_on_where_it_was(tmp_path):
     whole = train(2, recipe, data, out=tmp_path / "whole")
     train(2, recipe, data, out=tmp_path / "parts", on_step=Interrupt(0, 4))
     parts = train(2, recipe, data, out=tmp_path / "parts", resume=True)
+    assert_alike(whole)
     assert whole[0].random != whole[1].random
     assert [outcome.random for outcome in whole] == [outcome.random for outcome in parts]
     assert equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts"))
@@ -299,15 +349,17 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all(tmp_path):
 def test_a_time_limit_is_one_for_all(tmp_path):
     """Each has its own clock, but the rate that follows it and the end are the same."""
     recipe = recipe_with(epochs=10_000, time_limit=0.5)
-    main, other = train(2, recipe, uneven_set(), out=tmp_path / "run", model=tiny_vit())
-    assert main.results == other.results and main.results["passes"] < 10_000
-    assert main.weights == other.weights and len(main.weights) > 4000
+    outcomes = train(2, recipe, uneven_set(), out=tmp_path / "run", model=tiny_vit())
+    assert_alike(outcomes)
+    assert outcomes[0].results["passes"] < 10_000
 
 
 def test_processes_share_the_next_free_folder_and_only_the_main_one_prints(tmp_path):
-    main, other = train(2, recipe_with(epochs=1), uneven_set(100), folder=tmp_path)
-    assert main.folder == other.folder == Path("runs/stripes") and main.results == other.results
+    main, other = train(2, recipe_with(epochs=1), uneven_set(100), folder=tmp_path, pictures=True)
+    assert main.folder == other.folder == Path("runs/stripes")
+    assert_alike([main, other])
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stripes"]
+    assert {"report.html", "plots"} <= {path.name for path in (tmp_path / "runs" / "stripes").iterdir()}
     assert main.printed.count("100 training images, 145 for validation") == 1 and "cpu x 2" in main.printed
     assert other.printed == ""
     errors = train(2, recipe_with(epochs=1), uneven_set(100), out=main.folder, folder=tmp_path)
