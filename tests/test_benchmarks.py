@@ -63,7 +63,7 @@ def test_results_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, c
 def test_quick_runs_print_a_table_and_write_nothing(name, last):
     before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
     command = [sys.executable, "-W", "error", BENCHMARKS / f"{name}.py", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"})
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"}, timeout=600)
     assert done.returncode == 0 and last in done.stdout, done.stderr
     assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == before
 

@@ -935,7 +935,7 @@ def test_commands_load_only_what_they_use(work, command, loaded, kept_out):
 
 def test_a_closed_output_is_no_error():
     command = f"{sys.executable} -c '{START}' recipes >&-"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -134,6 +134,6 @@ print(faults() - first)
     plain = {name: value for name, value in os.environ.items() if name not in names}
     for asked, kept in (({}, True), ({"MALLOC_MMAP_THRESHOLD_": "100000"}, False)):  # the environment comes first
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | asked)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | asked, timeout=120)
         before, after = map(int, done.stdout.split())
         assert (after < before / 10) == kept

@@ -55,7 +55,7 @@ def test_a_parquet_file_in_one_large_row_group_is_told(tmp_path, caplog, monkeyp
 def test_importing_data_is_light():
     heavy = "{'sklearn', 'scipy', 'pyarrow', 'huggingface_hub', 'matplotlib', 'torchvision'}"
     code = f"import sys, vitreous.data.sources, vitreous.data.loaders; print(*sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == ""
 
 

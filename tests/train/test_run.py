@@ -1237,13 +1237,17 @@ def test_resume_refuses_other_data(trained, change):
 def test_one_process_at_a_time_trains_into_a_folder(trained, tmp_path):
     """Two that begin at once: neither sees a run of the other there yet."""
 
+    said = []
+
     def begin_another(state, _):
-        code = "import sys; from pathlib import Path; from vitreous.train.folder import alone\n"
-        code += f"with alone(Path({str(tmp_path / 'run')!r})): pass"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert f"another process trains into {tmp_path / 'run'}: wait for it" in done.stderr
+        if state.step == 2:
+            code = "import sys; from pathlib import Path; from vitreous.train.folder import alone\n"
+            code += f"with alone(Path({str(tmp_path / 'run')!r})): pass"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+            said.append(done.stderr)
 
     run = trained(tiny_recipe(epochs=1), tiny_set(), on_step=begin_another)
+    assert [f"another process trains into {tmp_path / 'run'}: wait for it" in text for text in said] == [True]
     with alone(run.folder):
         pass
 
