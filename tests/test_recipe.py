@@ -389,34 +389,54 @@ def test_another_length_of_time_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "why"),
+    ("name", "override", "why"),
     [
-        ("plain", ["optim.muon_patches=true"], "optim.muon_patches does nothing here, as optim.name is adamw"),
-        ("mnist", ["optim.name=adamw"], None),  # whose muon_learning_rate is the recipe's own
-        ("mnist", ["optim.muon_momentum=0.9"], None),
-        (
-            "plain",
-            ["optim.schedule=onecycle", "optim.warmup=0.1"],
-            "warmup does nothing here, as optim.schedule is one",
-        ),
-        ("plain", ["optim.schedule=constant", "optim.warmup=0.1"], None),
-        ("plain", ["optim.schedule=constant", "optim.final_rate=0"], "final_rate does nothing here, as optim.schedule"),
-        ("mnist", ["augment.crop_ratio=[1,1]"], "crop_ratio does nothing here, as augment.crop_scale is null: leave"),
+        ("plain", "optim.muon_patches=true", "optim.muon_patches does nothing here, as optim.name is adamw"),
         (
             "cifar10-cpu",
-            ["augment.mix_until=0.8"],
-            "mix_until does nothing here, as augment.mixup is 0.0 and augment.cut",
+            "augment.mix_until=0.8",
+            "augment.mix_until does nothing here, as augment.mixup is 0.0 and augment.cutmix is 0.0",
         ),
-        ("cifar10-cpu", ["augment.mix_until=0.8", "augment.mixup=0.2"], None),
     ],
 )
-def test_an_override_that_would_do_nothing_is_refused(name, overrides, why):
-    recipe = read_recipe(name, overrides)
-    if why is None:
-        check_not_idle(recipe, overrides)
-    else:
-        with pytest.raises(ValueError, match=why):
-            check_not_idle(recipe, overrides)
+def test_an_override_that_would_do_nothing_is_told_why(name, override, why):
+    with pytest.raises(ValueError, match=rf"^{re.escape(why)}: leave it out, or change that$"):
+        check_not_idle(read_recipe(name, [override]), [override])
+
+
+ON = {  # of each switch a value at which what belongs to it does something
+    "optim.name": "muon",
+    "optim.schedule": "cosine",
+    "model.patch_embedding": "conv_stem",
+    "augment.crop_scale": "[0.5, 1]",
+    "augment.randaugment_ops": "2",
+    "augment.shrink": "0.5",
+    "start.probe": "false",
+    "augment.mixup": "0.2",
+    "augment.cutmix": "0.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("switches", "off", "setting"),
+    [(switches, off, setting) for switches, values, idle in SWITCHES for off in values for setting in idle],
+    ids=lambda value: str(value[0] if isinstance(value, tuple) else value),
+)
+def test_an_override_that_would_do_nothing_is_refused(switches, off, setting):
+    default = {each.key: each.default for each in settings()}[setting]
+    overrides = ["model.patch_size=2", *(f"{key}={json.dumps(off)}" for key in switches), f"{setting}={default}"]
+    with pytest.raises(ValueError, match=f"^{re.escape(setting)} does nothing here, as {re.escape(switches[0])} is "):
+        check_not_idle(read_recipe("plain", overrides), overrides)
+    for key in switches:  # one of them is enough
+        more = [*overrides, f"{key}={ON[key]}"]
+        check_not_idle(read_recipe("plain", more), more)
+
+
+def test_what_is_idle_in_the_recipe_itself_is_not_refused():
+    overrides = ["optim.name=adamw"]
+    recipe = read_recipe("mnist", overrides)
+    assert recipe.optim.muon_learning_rate != Recipe().optim.muon_learning_rate
+    check_not_idle(recipe, overrides)
 
 
 def test_all_that_can_be_idle_exists():
