@@ -1426,21 +1426,34 @@ def test_the_best_epoch_is_kept_with_its_averaged_weights(trained):
     assert not equal(weights_of(run.folder), checkpoint["model"])
 
 
-@pytest.mark.parametrize("name", ["f1_macro", "recall_macro", "loss"])
-def test_another_figure_may_say_which_epoch_is_best(trained, name):
-    pixels, labels = stripes(30, seed=2)
-    rare = np.flatnonzero((labels > 0) | (np.arange(30) < 3))  # one image of the first class
-    rare, wrong = rare[:12], np.where(np.arange(12) % 4 == 0, (labels[rare[:12]] + 1) % 3, labels[rare[:12]])
-    data = ImageSet.from_arrays(*stripes(36), val=(pixels[rare], wrong), class_names=CLASSES, name="stripes")
-    options = {"epochs": 12, "optim": {"learning_rate": 0.01}}
-    run = trained(tiny_recipe(best_by=name, **options), data)
-    rows = metrics_rows(run.folder)
-    sign = -1 if name == "loss" else 1
-    ranks = [(sign * float(row[f"val_{name}"]), -float(row["val_loss"])) for row in rows]
-    best = run.results["best_epoch"]
-    assert ranks.index(max(ranks)) + 1 == best
-    assert run.results["val"][name] == pytest.approx(sign * ranks[best - 1][0], rel=1e-6)
-    assert best != trained(tiny_recipe(**options), data, "usual").results["best_epoch"]
+FIGURES = [  # by epoch: val_loss, val_top1, val_f1_macro, val_recall_macro
+    (1.0, 0.50, 0.90, 0.40),
+    (0.8, 0.75, 0.60, 0.80),
+    (0.5, 0.25, 0.50, 0.30),
+    (0.7, 0.75, 0.40, 0.50),  # the second top-1 of its height, with a lower loss
+    (0.9, 0.50, 0.30, 0.80),  # the second recall, with a higher loss
+    (0.5, 0.50, 0.90, 0.70),  # the second F1, with a lower loss, and the second loss
+]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Validation figures by epoch, in place of those that the model has."""
+    names, rows = ("val_loss", "val_top1", "val_f1_macro", "val_recall_macro"), iter(FIGURES)
+    monkeypatch.setattr(loop, "watched", lambda *_: dict(zip(names, next(rows), strict=True)))
+
+
+@pytest.mark.parametrize(("name", "best"), [("top1", 4), ("f1_macro", 6), ("recall_macro", 2), ("loss", 3)])
+def test_a_figure_says_which_epoch_is_best_and_of_equal_ones_the_loss(trained, scripted, name, best):
+    vit, weights = tiny_vit(), []
+    run = trained(
+        tiny_recipe(epochs=6, best_by=name),
+        tiny_set(),
+        model=vit,
+        on_epoch=lambda _: weights.append(copy.deepcopy(vit.state_dict())),
+    )
+    assert run.results["best_epoch"] == best
+    assert [equal(weights_of(run.folder), dict(own)) for own in weights] == [epoch == best for epoch in range(1, 7)]
 
 
 def test_equal_results_keep_the_first_epoch(trained):
@@ -1452,10 +1465,12 @@ def test_early_stopping_stops_and_keeps_the_best_epoch(trained):
     run = trained(tiny_recipe(epochs=50, patience=2, optim=FROZEN), tiny_set())
     assert (run.results["best_epoch"], run.results["epochs"]) == (1, 3)
     assert len(metrics_rows(run.folder)) == 3 and (run.folder / "checkpoints" / "last.pt").exists()
-    run = trained(tiny_recipe(epochs=50, patience=3, optim={"learning_rate": 0.01}), misleading_set(), "b")
-    ranks = [(float(row["val_top1"]), -float(row["val_loss"])) for row in metrics_rows(run.folder)]
-    best = run.results["best_epoch"]
-    assert ranks.index(max(ranks)) + 1 == best and run.results["epochs"] == len(ranks) == best + 3 < 50
+
+
+@pytest.mark.parametrize(("name", "patience", "best", "epochs"), [("top1", 2, 4, 6), ("recall_macro", 3, 2, 5)])
+def test_early_stopping_counts_from_the_best_epoch(trained, scripted, name, patience, best, epochs):
+    run = trained(tiny_recipe(epochs=50, best_by=name, patience=patience), tiny_set())
+    assert (run.results["best_epoch"], run.results["epochs"]) == (best, epochs)
 
 
 def test_the_command_is_kept_as_a_shell_takes_it(trained, monkeypatch):
