@@ -137,6 +137,16 @@ def interrupt_after(*totals):
     return on_step
 
 
+def poison(vit, epoch, step):
+    """A callback by which the weights are no numbers after this step of an epoch."""
+
+    def on_step(state, _):
+        if (state.epoch + 1, state.step) == (epoch, step):
+            vit.head.weight.data.fill_(math.nan)
+
+    return on_step
+
+
 def checkpoint_of(folder):
     return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
 
@@ -739,9 +749,15 @@ class Clock:
         self.now += 1
 
 
-def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the training loop."""
+    own = Clock()
+    monkeypatch.setattr(loop, "time", own)
+    return own
+
+
+def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, clock, monkeypatch):
     recipe = tiny_recipe(epochs=1000, time_limit="10s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
     rates = []
     monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
@@ -752,9 +768,7 @@ def test_a_run_ends_within_its_time_with_its_schedule_run_through(trained, monke
     assert [row["seconds"] for row in metrics_rows(run.folder)] == ["4.0", "8.0", "10.0"]
 
 
-def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, clock, monkeypatch):
     monkeypatch.setattr(loop, "compiled", lambda model, *_: lambda images: model(images))
 
     def slow_first(state, loss):
@@ -778,9 +792,8 @@ def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, monkeypatc
     assert rates[:3] == pytest.approx([1 - 5 / 11, 1 - 5 / 10, 1 - 6 / 10], abs=1e-3)  # on without a jump
 
 
-def test_a_second_image_size_compiles_outside_the_schedule_too(trained, monkeypatch):
-    clock, sides, rates = Clock(), [], []
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_second_image_size_compiles_outside_the_schedule_too(trained, clock, monkeypatch):
+    sides, rates = [], []
     monkeypatch.setattr(
         loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
     )
@@ -801,9 +814,8 @@ def test_a_second_image_size_compiles_outside_the_schedule_too(trained, monkeypa
     assert rates == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, monkeypatch):
-    clock, sides, save = Clock(), [], job_module.save_checkpoint
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, monkeypatch):
+    sides, save = [], job_module.save_checkpoint
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)  # after every step
     monkeypatch.setattr(
         loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
@@ -825,9 +837,7 @@ def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):
     assert sides == [(4, 4)] and model.image_size == (8, 8)
 
 
-def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, clock, monkeypatch):
     judge = loop.shared_logits
     monkeypatch.setattr(loop, "shared_logits", lambda *args: [clock.tick(), clock.tick(), judge(*args)][2])
     rates = []
@@ -839,9 +849,7 @@ def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, mo
     assert rates == pytest.approx([1 - t / 17 for t in first] + [1 - t / 15 for t in others], abs=1e-3)
 
 
-def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, clock, monkeypatch):
     recipe = tiny_recipe(epochs=1000, time_limit="10s")
 
     def stop_late(state, _):
@@ -857,9 +865,7 @@ def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, monkeyp
     assert run.results["epochs"] == 1 and len(metrics_rows(run.folder)) == 1
 
 
-def test_checkpoints_cost_time_but_are_no_training(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_checkpoints_cost_time_but_are_no_training(trained, clock, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
     save = job_module.save_checkpoint
     monkeypatch.setattr(job_module, "save_checkpoint", lambda *args: [clock.tick() for _ in range(5)] and save(*args))
@@ -868,9 +874,8 @@ def test_checkpoints_cost_time_but_are_no_training(trained, monkeypatch):
     assert run.results["train_seconds"] == 8 + 7 * 5  # all but the last one
 
 
-def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, monkeypatch):
-    clock, saved = Clock(), []
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, clock, monkeypatch):
+    saved = []
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 2)
     save = job_module.save_checkpoint
 
@@ -917,16 +922,12 @@ def test_without_validation_images_the_last_weights_alone_are_kept(trained, monk
     assert kept == [3]
 
 
-def test_time_that_is_not_needed_changes_nothing(trained, everything, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_time_that_is_not_needed_changes_nothing(trained, everything, clock):
     limited = trained(tiny_recipe(**EVERYTHING, time_limit="1h"), tiny_set(), on_step=clock.tick)
     assert equal(weights_of(everything.folder), weights_of(limited.folder))
 
 
-def test_an_interruption_gives_no_extra_time(trained, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+def test_an_interruption_gives_no_extra_time(trained, clock):
     recipe = tiny_recipe(epochs=1000, time_limit=10)
 
     def stop_in_the_sixth(state, _):
@@ -1500,9 +1501,8 @@ def test_what_a_run_began_with_stays_its_environment(trained):
         ({"epochs": 3, "patience": 2}, None),
     ],
 )
-def test_a_run_says_why_it_ended_early(tmp_path, monkeypatch, settings, told):
-    clock, text = Clock(), io.StringIO()
-    monkeypatch.setattr(loop, "time", clock)
+def test_a_run_says_why_it_ended_early(tmp_path, clock, settings, told):
+    text = io.StringIO()
     recipe = tiny_recipe(**settings, optim=FROZEN)
     options = {"pictures": False, "on_step": clock.tick, "console": Console(file=text)}
     fit(recipe, tiny_set(), out=tmp_path / "run", **options)
@@ -1577,40 +1577,26 @@ def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypa
         kept.append({name: value.clone() for name, value in model.state_dict().items()})
         keep(job, model)
 
-    def poison(state, _):
-        if (state.epoch, state.step) == (1, step):
-            vit.head.weight.data.fill_(math.nan)
-
     monkeypatch.setattr(job_module.Job, "keep", copied)
     with pytest.raises(FloatingPointError, match=r"^the loss is nan at step [34] of epoch 2: "):
-        trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison)
+        trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison(vit, epoch=2, step=step))
     assert len(kept) == 1 and equal(weights_of(tmp_path / "run"), kept[0])
     assert not (tmp_path / "run" / "results.json").exists()
     assert len(metrics_rows(tmp_path / "run")) == 1
 
 
 def test_weights_that_the_last_step_broke_are_not_kept(trained, tmp_path):
-    vit = tiny_vit()
-
-    def poison(state, _):
-        if state.step == 4:  # the last one
-            vit.head.weight.data.fill_(math.nan)
-
+    vit, recipe = tiny_vit(), tiny_recipe(epochs=1, data={"val_fraction": 0.0})
     with pytest.raises(FloatingPointError, match=r"^the last step broke the weights, of which 'head\.weight' is not "):
-        trained(tiny_recipe(epochs=1, data={"val_fraction": 0.0}), tiny_set(36), model=vit, on_step=poison)
+        trained(recipe, tiny_set(36), model=vit, on_step=poison(vit, epoch=1, step=STEPS))
     assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
     vit = tiny_vit()
-
-    def poison(state, _):
-        if state.step == 2:
-            vit.head.weight.data.fill_(math.nan)
-
     with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 3 of epoch 1: "):
-        trained(tiny_recipe(), tiny_set(), model=vit, on_step=poison)
+        trained(tiny_recipe(), tiny_set(), model=vit, on_step=poison(vit, epoch=1, step=2))
     assert checkpoint_of(tmp_path / "run")["state"]["step"] == 2
 
 
