@@ -174,8 +174,8 @@ class EMA:
     """Exponential moving average of weights and buffers; its decay rises as (1 + t) / (10 + t) up to `decay`.
 
     The first update, t = 0, copies. With the full decay from the start, the random initial weights would dominate the
-    average of a short run.
-    `module` is the averaged model; `model` must stay on its device, as its tensors are referenced.
+    average of a short run. `module` is the averaged model; `model` must stay on its device, as its tensors are
+    referenced.
     """
 
     def __init__(self, model: nn.Module, decay: float):
