@@ -333,6 +333,13 @@ def test_the_weights_say_how_much_of_an_image_is_read(source):
     assert start.recipe.data.crop_fraction == start.preprocess.crop_fraction == 1
 
 
+@pytest.mark.parametrize("whiten", [True, False])
+def test_whitening_beside_weights_is_said_to_do_nothing(source, whiten):
+    start = load_start(make_recipe({"start": {"weights": str(source), "whiten": whiten}}, "test"), CLASSES)
+    idle = "start.whiten does nothing here: the first convolution is that of these weights"
+    assert (idle in start.lines) is whiten
+
+
 @pytest.mark.parametrize(("data", "fit"), [({}, "squash"), ({"fit": "squash"}, "squash"), ({"fit": "crop"}, "crop")])
 def test_images_are_fitted_as_the_weights_say_unless_the_recipe_does(source, data, fit):
     start = load_start(make_recipe({"start": {"weights": str(source)}, "data": data}, "test"), CLASSES)
