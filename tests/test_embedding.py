@@ -34,6 +34,16 @@ def test_features_are_what_the_head_reads():
     assert own.features.shape == (12, 16) and own.labels.tolist() == [i % 3 for i in range(12)]
 
 
+def test_runs_and_data_may_be_named_and_splits_that_there_are_not_are_told(tmp_path):
+    tiny_bundle().save(tmp_path / "model")
+    photos = write_images(tmp_path / "photos", 4)
+    named = embed_split(tmp_path, str(photos), device="cpu", precision="float32")
+    given = embed_split(tiny_bundle(), load(photos), device="cpu", precision="float32")
+    assert torch.equal(named.features, given.features) and len(named.labels) == 12
+    with pytest.raises(ValueError, match=r"has no split 'val': use train$"):
+        embed_split(tmp_path, photos, "val")
+
+
 def test_no_image_is_its_own_neighbour():
     pair = features([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], [0, 1, 0, 1])
     assert knn_accuracy(pair, k=1) == 0.0  # each is nearest to one of the other class

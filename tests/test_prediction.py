@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, write_images
+from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_images
 
 from vitreous import prediction
 from vitreous.data.images import ImageSet
@@ -245,6 +245,13 @@ def test_a_picture_is_let_go_once_it_is_read(bundle, files):
             assert sum(picture() is not None for picture in given) <= 1  # the one just read
 
     assert len(ask(bundle, pictures(), batch_size=6)) == 6
+
+
+def test_a_split_is_asked_about_image_by_image(bundle):
+    test = tiny_set().test
+    answers = ask(bundle, test)
+    assert [answer.image for answer in answers] == [f"row {row}" for row in range(12)]
+    assert [answer[1:] for answer in answers] == [answer[1:] for answer in ask(bundle, test.images.array)]
 
 
 def test_answers_come_as_the_images_do(bundle, files):

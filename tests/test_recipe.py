@@ -359,12 +359,41 @@ def test_a_dumped_recipe_is_read_back_equal(name, written):
     assert read_recipe(written(again.dump())) == resolved
 
 
-def test_a_dump_names_every_key():
+def test_a_dump_of_a_resolved_recipe_names_every_key():
     def flat(fields, prefix=""):
         for key, value in fields.items():
             yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
 
-    assert {*flat(yaml.safe_load(Recipe().dump())), "model.size"} == set(keys())
+    resolved = Recipe().resolve(image_size=(32, 32), channels=3, num_classes=10)
+    assert {*flat(yaml.safe_load(resolved.dump())), "model.size"} == set(keys())
+
+
+def test_what_a_recipe_leaves_open_is_open_when_its_dump_is_read_back(written):
+    recipe = Recipe(seed=5, model={"size": "nano/4"}, data={"folds": 2}, start={"weights": "hf:someone/model"})
+    again = read_recipe(written(recipe.dump()))
+    assert again == recipe
+    for one in (again, read_recipe(recipe, ["epochs=3"])):
+        assert one.model.model_fields_set == recipe.model.model_fields_set
+        assert one.data.model_fields_set == {"folds"}
+        assert one.resolve(image_size=(8, 8), channels=1, num_classes=3).model.num_classes == 3
+
+
+# --- other settings ---
+
+
+def test_a_recipe_is_read_with_other_settings_on_top():
+    recipe = tiny_recipe(epochs=4)
+    changed = read_recipe(recipe, ["optim.learning_rate=0.5", "model.depth=3"])
+    assert (changed.optim.learning_rate, changed.model.depth, changed.epochs) == (0.5, 3, 4)
+    assert recipe.model.depth != 3 and read_recipe(recipe) == recipe
+    for bad, said in {"optim.lr=1": "unknown key 'optim.lr'", "epochs=-3": "epochs is -3"}.items():
+        with pytest.raises(ValueError, match=said):
+            read_recipe(recipe, [bad])
+
+
+def test_an_option_that_there_is_not_cannot_be_set():
+    with pytest.raises(ValueError, match=r"^unknown key 'data.val_fracton'; did you mean 'val_fraction'\?$"):
+        Recipe().with_options("data", val_fracton=0.5)
 
 
 def test_a_recipe_does_not_change():

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from vitreous.data.images import ImageSet, groups_if_any
 from vitreous.data.loaders import Batches
-from vitreous.device import pick_device, pick_precision
+from vitreous.data.sources import load
+from vitreous.evaluation import record_of
 from vitreous.files import replace_file
-from vitreous.prediction import Asked, eval_batch_size, forward, read_image, split_logits
+from vitreous.prediction import Asked, eval_batch_size, forward, precision_for, read_image, split_logits
 from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 from vitreous.weights.load import load_weights
 
 MADE_BY = "vitreous embed"  # marks its files
@@ -42,8 +44,8 @@ def load_features(source: Path | str, arch: str | None = None, revision: str | N
 
 
 def embed_split(
-    bundle: Bundle,
-    data: ImageSet,
+    run: Trained,
+    data: ImageSet | Path | str,
     split: str = "train",
     *,
     device: str = "auto",
@@ -51,10 +53,16 @@ def embed_split(
     options: DataOptions | None = None,
     skip_broken: bool = False,
 ) -> Features:
-    """Features of a split, preprocessed as in training and prediction. options: as for `judge`."""
-    where, options = pick_device(device), options or DataOptions()
+    """Features of a split, preprocessed as in training and prediction.
+
+    run, device and precision: as for `predict`. options: as for `judge`, by default the run's own. Raises ValueError
+    for a split that there is not.
+    """
+    bundle, options = Bundle.of(run), options or record_of(run)[1]
+    where = bundle.to(device)
+    data = load(data, skip_broken=skip_broken)
     batches = Batches(
-        data.splits[split],
+        data.split(split),
         bundle.preprocess,
         batch_size=eval_batch_size(bundle.model.config),
         device=where,
@@ -62,18 +70,19 @@ def embed_split(
         workers=options.workers,
         skip_broken=skip_broken or data.skip_broken,
     )
-    model, precision = bundle.model.to(where), pick_precision(precision, where)
-    features = split_logits(model, batches, bundle.preprocess, precision, features=True)
+    features = split_logits(
+        bundle.model, batches, bundle.preprocess, precision_for(run, precision, where), features=True
+    )
     names = [batches.images.describe(row) for row in range(len(batches))]
     return Features(features, batches.labels, data.class_names, names, groups_if_any(batches.images, options.group))
 
 
-def embed_image(bundle: Bundle, image: Asked, device: str = "auto", precision: str = "auto") -> Tensor:
-    """Features (D,) of one image. Raises BrokenImage, a ValueError."""
-    where = pick_device(device)
+def embed_image(run: Trained, image: Asked, device: str = "auto", precision: str = "auto") -> Tensor:
+    """Features (D,) of one image; the rest as for `predict`. Raises BrokenImage, a ValueError."""
+    bundle = Bundle.of(run)
+    where = bundle.to(device)
     pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)
-    model, precision = bundle.model.to(where), pick_precision(precision, where)
-    return forward(model, pixels, bundle.preprocess, precision, features=True)[0]
+    return forward(bundle.model, pixels, bundle.preprocess, precision_for(run, precision, where), features=True)[0]
 
 
 def voters(own: Features, among: Features | None = None, k: int = 5) -> int:

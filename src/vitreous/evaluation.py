@@ -16,13 +16,12 @@ from vitreous.data.images import ImageSet, Split, groups_if_any, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, Images
-from vitreous.device import pick_device, pick_precision
 from vitreous.files import read_json, write_csv
 from vitreous.metrics import ClassFigures, calibration_error, class_figures, classification_metrics, reliability
-from vitreous.prediction import eval_batch_size, own_precision, split_logits
+from vitreous.prediction import eval_batch_size, precision_for, split_logits
 from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
-from vitreous.weights.bundle import find_record
+from vitreous.weights.bundle import Trained, find_record
 
 log = logging.getLogger("vitreous")
 
@@ -134,7 +133,7 @@ def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], pat
 
 
 def evaluate(
-    run: Path | str | Bundle,
+    run: Trained,
     data: ImageSet | Path | str | None = None,
     *,
     split: str | None = None,
@@ -152,7 +151,7 @@ def evaluate(
 
 
 def judge_run(
-    run: Path | str | Bundle,
+    run: Trained,
     data: ImageSet | Path | str | None = None,
     *,
     split: str | None = None,
@@ -161,23 +160,17 @@ def judge_run(
     skip_broken: bool = False,
 ) -> Judged:
     """`evaluate`, with everything its figures come from."""
-    where = pick_device(device)
-    if precision == "auto":
-        precision = own_precision(run)
     bundle = Bundle.of(run)
+    where = bundle.to(device)
     folder, options = record_of(run)
-    image_set = own_data(run) if data is None else data
-    if not isinstance(image_set, ImageSet):
-        image_set = load(image_set, skip_broken=skip_broken)
+    image_set = own_data(run) if data is None else load(data, skip_broken=skip_broken)
     whole = data is not None and split is None and len(image_set.splits) == 1
     split = image_set.judged if split is None else split
-    if split not in image_set.splits:
-        raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
     judged = judge(
         bundle,
         as_known(bundle, image_set, split),
         device=where,
-        precision=pick_precision(precision, where),
+        precision=precision_for(run, precision, where),
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
@@ -220,20 +213,20 @@ def _others(judged: Judged, folder: Path) -> bool:
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
     """A split with its labels mapped to the model's by class name. Raises ValueError for a class the model lacks."""
-    chosen = image_set.splits[split]
+    chosen = image_set.split(split)
     if image_set.class_names == bundle.class_names:
         return chosen
     names = [image_set.class_names[label] for label in chosen.labels]
     return Split(chosen.images, match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model"))
 
 
-def record_of(run: Path | str | Bundle) -> tuple[Path | None, DataOptions]:
+def record_of(run: Trained) -> tuple[Path | None, DataOptions]:
     """The folder with the record of a run, and its data options; None and the defaults if there is no record."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     return folder, DataOptions() if folder is None else read_recipe(str(folder / "recipe.yaml")).data
 
 
-def own_data(run: Path | str | Bundle, *, fetch: bool = True) -> ImageSet:
+def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     """The data a run was trained on, split as in training. fetch: as for `load`. Raises ValueError if it is unknown or
     has changed."""
     folder, options = record_of(run)

@@ -18,14 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous.data.folders import files_below
+from vitreous.data.images import Split
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
-from vitreous.device import autocast, pick_device, pick_precision
+from vitreous.device import autocast, pick_precision
 from vitreous.files import write_csv
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
-from vitreous.weights.bundle import find_record
+from vitreous.weights.bundle import Trained, find_record
 
 TABLE = ("image", "rank", "class", "probability")  # what `write_table` writes
 AT_ONCE, TOKENS = 256, 1 << 16  # most images, and most tokens, in one batch of a whole split
@@ -97,8 +98,8 @@ def split_logits(
 
 
 def predict(
-    run: Path | str | Bundle,
-    images: Iterable[Asked] | Asked,
+    run: Trained,
+    images: Iterable[Asked] | Asked | Split,
     *,
     top: int = 5,
     batch_size: int = 64,
@@ -108,23 +109,23 @@ def predict(
 ) -> Iterator[Prediction]:
     """The `top` likeliest classes of each image, batch by batch, in order.
 
-    run: a run folder, a bundle folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes of
-    files, PIL images, or arrays and tensors, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W) is one image, and
-    many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; if `broken` is a list, the
-    error is appended to it and the image left out. precision: `auto` is what the run's recipe says, unless that
-    is float16.
+    run: a run or its folder, a bundle's folder, a shipped bundle's name, or a loaded `Bundle`. images: paths, the bytes
+    of files, PIL images, a `Split`, or arrays and tensors, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W) is
+    one image, and many have four dimensions. An image that cannot be read raises BrokenImage, a ValueError; if `broken`
+    is a list, the error is appended to it and the image left out. device: auto, cpu, cuda, cuda:1 or mps; the model is
+    moved there, and by `auto` to a GPU if there is one. precision: `auto` is what the run's recipe says, unless that is
+    float16; for a `Bundle`, which has no recipe, as in training.
     """
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
-    where = pick_device(device)
-    precision = pick_precision(own_precision(run) if precision == "auto" else precision, where)
     bundle = Bundle.of(run)
-    model = bundle.model.to(where)
+    where = bundle.to(device)
+    precision = precision_for(run, precision, where)
 
     def answers() -> Iterator[Prediction]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size):
-            logits = forward(model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision)
+            logits = forward(bundle.model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision)
             values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
@@ -132,7 +133,12 @@ def predict(
     return answers()
 
 
-def own_precision(run: Path | str | Bundle) -> str:
+def precision_for(run: Trained, precision: str, device: torch.device) -> str:
+    """The precision to ask a run in; of `auto`, see `predict`. A loaded `Bundle` has no recipe."""
+    return pick_precision(own_precision(run) if precision == "auto" else precision, device)
+
+
+def own_precision(run: Trained) -> str:
     """The precision of a run's recipe; auto if unknown, or if float16, which is slow on most CPUs."""
     folder = None if isinstance(run, Bundle) else find_record(run)
     if folder is None:
@@ -150,7 +156,7 @@ def eval_batch_size(config: ViTConfig) -> int:
 
 
 def read_batches(
-    images: Iterable[Asked] | Asked,
+    images: Iterable[Asked] | Asked | Split,
     preprocess: Preprocess,
     broken: list[BrokenImage] | None,
     batch_size: int,
@@ -160,6 +166,8 @@ def read_batches(
     Files are read by several threads, but PIL images by this one, as the same object may be given twice.
     """
     Image.init()  # threads that load Pillow's plugins at the same time may miss some
+    if isinstance(images, Split):
+        images = [StoredImage(images.images, row, images.images.describe(row)) for row in range(len(images))]
     pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if _is_one(images) else images)
 
     def begin(image: Asked) -> Future:

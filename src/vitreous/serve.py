@@ -31,6 +31,7 @@ from vitreous.prediction import predict
 from vitreous.report.layout import Section, confidence_bar, gallery, lay_out, shot, tiles
 from vitreous.report.pictures import HOW_TO_READ, cheap_method, heated, picture
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 
 log = logging.getLogger("vitreous")
 
@@ -65,7 +66,7 @@ class Service:
 
     def __init__(
         self,
-        run: Path | str | Bundle,
+        run: Trained,
         *,
         name: str,
         device: str = "auto",

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from image_samples import pixels, preprocess_of, to_image, write_folder
+from PIL import Image
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
@@ -327,6 +328,25 @@ def test_an_animation_shows_its_first_frame(tmp_path):
 def test_a_split_has_one_label_an_image():
     with pytest.raises(ValueError, match="12 images with 11 labels"):
         Split(ArrayImages(pixels(12)), np.zeros(11, np.int64))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_a_split_is_a_dataset_of_images_and_labels(channels):
+    split = Split(ArrayImages(pixels(4, channels)), np.arange(4)).take(np.array([3, 1]))
+    assert [label for _, label in split] == [3, 1]
+    np.testing.assert_array_equal([image for image, _ in split], pixels(4, channels)[[3, 1]])
+
+
+def test_an_image_of_a_file_has_its_own_size_and_stands_upright(tmp_path):
+    picture, exif = to_image(pixels(1, 3, 9)[0][:, :5]), Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    picture.save(tmp_path / "a.png", exif=exif)
+    image, label = Split(FileImages([tmp_path / "a.png"]), np.array([2]))[0]
+    assert label == 2
+    np.testing.assert_array_equal(image, np.rot90(pixels(1, 3, 9)[0][:, :5], -1, axes=(1, 2)))
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(BrokenImage, match=r"a\.png: not an image format that Pillow reads$"):
+        Split(FileImages([tmp_path / "a.png"]), np.array([2]))[0]
 
 
 def test_a_few_images_are_taken_evenly_with_their_labels():

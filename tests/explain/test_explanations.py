@@ -13,7 +13,7 @@ from tiny import CLASSES, tiny_bundle, write_images
 from vitreous import predict
 from vitreous.data.stores import BrokenImage
 from vitreous.explain import METHODS, evidence, explain, explanation_maps
-from vitreous.explain.explanations import class_index, explained_at_once, stems, write_explanation
+from vitreous.explain.explanations import class_index, explained_at_once, stems
 from vitreous.model import ViTConfig
 
 
@@ -64,7 +64,7 @@ def test_a_picture_says_what_its_maps_are_of(files, tmp_path, monkeypatch, optio
     drawn = []
     monkeypatch.setattr("vitreous.plots.explanation", lambda *_, **named: drawn.append(named["maps"]))
     (found,) = explain(tiny_bundle(depth=2), files[0], device="cpu", **options)
-    write_explanation(found, (4, 4), tmp_path / "x")
+    found.save(tmp_path / "x")
     assert list(drawn[0]) == titles and not np.array_equal(*drawn[0].values())
 
 
@@ -127,7 +127,7 @@ def test_an_answer_is_explained_against_another_class(files, tmp_path):
     assert not np.allclose(found.map, plain.map, atol=1e-3)
     turned = next(explain(bundle, files[0], against=likeliest, device="cpu"))
     assert turned.target == second  # the likeliest of the others
-    write_explanation(found, bundle.model.config.patch_size, tmp_path / "x")
+    found.save(tmp_path / "x")
     assert json.loads((tmp_path / "x.json").read_text())["against"] == second
     for asked, reason in (
         ({"target": "ant", "against": "ant"}, "'ant' cannot be explained against itself: name another class"),
@@ -142,7 +142,7 @@ def test_an_answer_is_explained_against_another_class(files, tmp_path):
 def test_a_figure_and_a_json_file_are_written(files, tmp_path, curves):
     bundle = tiny_bundle()
     (e,) = explain(bundle, files[0], curves=curves, device="cpu")
-    write_explanation(e, bundle.model.config.patch_size, tmp_path / "new" / "v1.5")
+    e.save(tmp_path / "new" / "v1.5")
     picture = np.asarray(Image.open(tmp_path / "new" / "v1.5.png").convert("L"))
     assert picture.shape == (864, 1152) and picture.min() < 50 < 250 < picture.max()
     content = json.loads((tmp_path / "new" / "v1.5.json").read_text())
@@ -160,7 +160,7 @@ def test_colour_and_pictures_in_memory_are_explained(tmp_path):
     (e,) = explain(bundle, Image.new("RGB", (30, 20), "red"), head=2, method="attention", device="cpu")
     assert e.map.shape == (4, 2) and e.pixels.shape == (3, 8, 8)
     np.testing.assert_allclose(e.map, e.attention[1], atol=1e-6)
-    write_explanation(e, bundle.model.config.patch_size, tmp_path / "x")
+    e.save(tmp_path / "x")
     assert (tmp_path / "x.png").stat().st_size > 5000
 
 
@@ -183,7 +183,7 @@ def test_a_figure_names_the_class_only_where_the_method_asks_for_one(files, tmp_
     whole = Figure.suptitle
     monkeypatch.setattr(Figure, "suptitle", lambda self, text, **more: titles.append(text) or whole(self, text, **more))
     (explained,) = explain(tiny_bundle(), files[:1], method=method, target="bee", device="cpu")
-    write_explanation(explained, (4, 4), tmp_path / "x")
+    explained.save(tmp_path / "x")
     assert len(titles) == 1 and titles[0].startswith(title)
 
 
@@ -199,6 +199,8 @@ def test_a_class_that_is_not_there_is_one_line():
         explain(tiny_bundle(), [], target="")
     with pytest.raises(ValueError, match="the model has 2 classes named 'crane', which a name cannot tell apart"):
         class_index("crane", ("crane", "bee", "crane"))
+    with pytest.raises(TypeError, match=r"^a class is named, not numbered: give one of ant, bee, cat, not 1$"):
+        explain(tiny_bundle(), [], target=1)
 
 
 def test_images_of_one_name_get_numbers(tmp_path):
@@ -228,5 +230,5 @@ def test_an_explanation_of_before_is_replaced(tmp_path):
         (found,) = explain(tiny_bundle(), tmp_path / "a.png", device="cpu")
         (stem,) = stems(["a.png"], tmp_path / "out")
         (tmp_path / "out").mkdir(exist_ok=True)
-        write_explanation(found, (2, 2), stem)
+        found.save(stem)
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.png", "a.json"}

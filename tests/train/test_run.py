@@ -56,9 +56,10 @@ from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, signals
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, check_claim, claimed
+from vitreous.train.folds import fit_folds
 from vitreous.train.order import epoch_order, epoch_rows
 from vitreous.train.progress import show_log
-from vitreous.train.run import fit
+from vitreous.train.run import Run, fit
 
 STEPS = 4  # of a pass over 36 images in batches of 8
 
@@ -373,6 +374,10 @@ def test_what_is_no_recipe_or_model_is_told_what_to_give(trained):
         trained("digits", tiny_set())
     with pytest.raises(TypeError, match=r"^model is a ViTConfig: give a ViT, such as vt\.ViT\("):
         trained(tiny_recipe(), tiny_set(), model=tiny_vit().config)
+    with pytest.raises(TypeError, match=r"^data is a tuple: give a name, a path or an ImageSet, which vt\.ImageSet"):
+        trained(tiny_recipe(), stripes())
+    with pytest.raises(TypeError, match=r"^recipe is a str: give a Recipe"):
+        fit_folds("digits", tiny_set())
 
 
 def test_a_run_leaves_random_numbers_and_accelerate_as_they_were(trained):
@@ -406,6 +411,9 @@ def test_a_run_will_do_where_its_folder_is_asked_for(trained):
     assert repr(run) == (
         f"Run('{run.folder}', val top-1 {run.results['val']['top1']:.2%}, test top-1 {run.results['test']['top1']:.2%})"
     )
+    again = Run.load(run.folder)
+    assert again == run and repr(again) == repr(run)
+    assert [row["val_top1"] for row in again.history] == [float(row["val_top1"]) for row in metrics_rows(run.folder)]
     assert repr(data) == "ImageSet('stripes', 3 classes, images: train 48, test 12)"
     assert repr(run.bundle).startswith("Bundle(ViT of ") and repr(run.bundle).endswith("images 1 x 8 x 8, 3 classes)")
 

@@ -16,7 +16,7 @@ from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
-from vitreous.weights import find_bundle
+from vitreous.weights import find_bundle, load_weights
 from vitreous.weights.bundle import find_record, is_shipped, read_config
 from vitreous.weights.load import find_weights
 
@@ -226,7 +226,41 @@ def test_a_missing_file_is_one_clear_error(saved, name):
     assert refused(saved) == f"{saved} has no {name}: give a folder with model.safetensors and config.json"
 
 
+def test_parts_that_do_not_fit_together_make_no_bundle():
+    bundle = tiny_bundle()
+    with pytest.raises(ValueError, match=r"^1 class names for a model of 3 classes$"):
+        Bundle(bundle.model, bundle.preprocess, ("ant",))
+    with pytest.raises(ValueError, match=r"^preprocessing makes 1 x \(12, 12\) images, the model reads 1 x \(8, 8\)$"):
+        replace(bundle, preprocess=Preprocess(image_size=12, mean=(0.5,), std=(0.5,)))
+
+
+def test_reading_a_model_leaves_random_numbers_as_they_were(saved):
+    for read in (Bundle.load, load_weights):
+        torch.manual_seed(1)
+        expected = torch.rand(3)
+        torch.manual_seed(1)
+        read(saved)
+        assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_model_stays_on_the_gpu_that_it_is_on_unless_another_device_is_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bundle_module, "pick_device", lambda name: asked.append(name) or torch.device("meta"))
+    bundle = tiny_bundle()
+    for device in ("auto", "auto", "cpu"):  # "meta" stands for a GPU
+        assert bundle.to(device) == torch.device("meta") == next(bundle.model.parameters()).device
+    assert asked == ["auto", "meta", "cpu"]
+
+
 # --- finding one ---
+
+
+def test_a_bundle_is_loaded_from_its_run_too(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Bundle.load("~").save("~/again")
+    assert Bundle.load(tmp_path / "again").digest() == Bundle.load(saved).digest()
+    with pytest.raises(TypeError, match=r"^run is a ViT: give a run, its folder or a Bundle$"):
+        Bundle.of(tiny_bundle().model)
 
 
 def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatch):

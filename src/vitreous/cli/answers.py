@@ -46,9 +46,9 @@ def evaluate(
     elif split is None and judged.name != "test":
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
-        from vitreous.device import pick_device, pick_precision
+        from vitreous.device import pick_device
         from vitreous.metrics import confusion
-        from vitreous.prediction import own_precision
+        from vitreous.prediction import precision_for
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
 
@@ -62,7 +62,7 @@ def evaluate(
             judged,
             model=run,
             data=data,
-            environment=environment(where, pick_precision(own_precision(model), where), 1),
+            environment=environment(where, precision_for(model, "auto", where), 1),
         )
         print(f"report: {out / 'report.html'}")
 
@@ -172,8 +172,7 @@ def embed(
     place = Path(image_set.source.removesuffix(f":{image_set.label}"))
     if out is not None and place in (out.resolve(), *out.resolve().parents):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
-    if split not in image_set.splits:
-        raise ValueError(f"{image_set.source} has no split '{split}': use {' or '.join(image_set.splits)}")
+    image_set.split(split)  # refused before anything is computed
     query = None
     if nearest is not None:
         asked = stored_image(image_set, nearest) if is_row(nearest) else nearest

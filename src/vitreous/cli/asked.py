@@ -57,9 +57,7 @@ def stored_image(data: "ImageSet", name: str) -> "StoredImage":
     from vitreous.prediction import StoredImage
 
     split, row = name.split(":")
-    chosen = data.splits.get(split)
-    if chosen is None:
-        raise ValueError(f"{name}: {data.source} has no split '{split}': use {' or '.join(data.splits)}")
+    chosen = data.split(split)
     if int(row) >= len(chosen):
         raise ValueError(f"{name}: {split} has rows 0 to {len(chosen) - 1}: use one of them")
     return StoredImage(chosen.images, int(row), name)

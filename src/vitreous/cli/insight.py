@@ -38,7 +38,7 @@ def explain(
     """Show what answers rest on: for each image a figure and its numbers."""
     from vitreous.cli.asked import asked_images, asked_model
     from vitreous.explain.explanations import explain as ask
-    from vitreous.explain.explanations import stems, write_explanation
+    from vitreous.explain.explanations import stems
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
     from vitreous.prediction import image_name
@@ -58,7 +58,7 @@ def explain(
     options = {"method": method or DEFAULT, "target": target, "against": against, "layer": layer, "head": head}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
-        write_explanation(explanation, bundle.model.config.patch_size, stem)
+        explanation.save(stem)
         rival = "" if against is None else f" against {against}"
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
     report_broken(broken)

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
 from vitreous.messages import shorten
@@ -33,7 +34,10 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "class", "category")
 
 @dataclass(frozen=True)
 class Split:
-    """Images with their labels, int64 (N,). Pixels are read only through `images`."""
+    """Images with their labels, int64 (N,). `split[row]` is an image of its own size, uint8 (C, H, W), and its label.
+
+    Reading many images, fitted to a model, is what `images` is for.
+    """
 
     images: Images
     labels: np.ndarray
@@ -44,6 +48,9 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[np.ndarray, int]:
+        return self.images.at_own_size(row), int(self.labels[row])
 
     def take(self, rows: np.ndarray) -> "Split":
         return Split(self.images.take(rows), self.labels[rows])
@@ -91,6 +98,12 @@ class ImageSet:
         splits = {"train": self.train, "val": self.val, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
+    def split(self, name: str) -> Split:
+        """A split by its name. Raises ValueError if there is none."""
+        if name not in self.splits:
+            raise ValueError(f"{self.source} has no split '{name}': use {' or '.join(self.splits)}")
+        return self.splits[name]
+
     @property
     def judged(self) -> str:
         """The default split for evaluation: test, else val, else train."""
@@ -98,7 +111,15 @@ class ImageSet:
 
     @classmethod
     def from_arrays(
-        cls, images, labels, *, test=None, val=None, class_names=None, name="arrays", source=None
+        cls,
+        images: np.ndarray | Tensor,
+        labels: np.ndarray | Tensor | Sequence[int],
+        *,
+        test: tuple | None = None,
+        val: tuple | None = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "arrays",
+        source: str | None = None,
     ) -> "ImageSet":
         """Make a set from arrays or tensors; val and test are pairs (images, labels).
 
@@ -122,9 +143,19 @@ class ImageSet:
         return cls(name, source or name, as_class_names(class_names), train, **others)
 
     @classmethod
-    def from_dataset(cls, train, *, val=None, test=None, class_names=None, name="dataset") -> "ImageSet":
+    def from_dataset(
+        cls,
+        train: Any,
+        *,
+        val: Any = None,
+        test: Any = None,
+        class_names: Sequence[str] | None = None,
+        name: str = "dataset",
+    ) -> "ImageSet":
         """Make a set from map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
 
+        An image is a PIL image, or an array or tensor, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W). It is
+        read once and kept, so give the dataset no random changes: `recipe.augment` makes new ones in each epoch.
         Labels come from an attribute `targets` if there is one, else every item is read once. Class names come from
         `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
         """

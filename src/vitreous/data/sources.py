@@ -24,15 +24,23 @@ ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".r
 NAMED = ("digits", *HUB)  # these names mean the sets, even if there is a folder of that name
 
 
-def load(source: str | Path, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
-    """Find an image set. Files are decoded later, by `decode`.
+def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
+    """Find an image set; one that is given is returned as it is. Files are decoded later, by `decode`.
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` on the Hub; a
     parquet file; a CSV table; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
     folders with images, under train, val and test or next to val and test. `photos.csv:breed` takes the labels from
     that column, for sources with columns. A `Path` is always a file or folder. Names are also looked up under
-    $VITREOUS_DATA. fetch: whether a set that is not on this machine may be downloaded.
+    $VITREOUS_DATA. fetch: whether a set that is not on this machine may be downloaded. Raises TypeError for something
+    that is neither name nor path, ValueError for one under which there is nothing to train on.
     """
+    if isinstance(source, ImageSet):
+        return source
+    if not isinstance(source, str | Path):
+        raise TypeError(
+            f"data is a {type(source).__name__}: give a name, a path or an ImageSet, which vt.ImageSet.from_dataset "
+            "and from_arrays make"
+        )
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""
     path = path_of(place)

@@ -101,6 +101,15 @@ class Images(ABC):
                 raise BrokenImage(f"{self._name(int(row))}: {reason(error)}") from error
         return fitted
 
+    def at_own_size(self, row: int) -> np.ndarray:
+        """One image as it is, upright: uint8 (C, H, W). Raises BrokenImage."""
+        stored = int(self.rows[row])
+        try:
+            C, H, W = self._shape(stored)
+            return self._fit(stored, Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C))
+        except Exception as error:
+            raise BrokenImage(f"{self._name(stored)}: {reason(error)}") from error
+
     @cached_property
     def shape(self) -> tuple[int, int, int] | None:
         """(C, H, W) if all images are of one size, as far as a sample of their headers shows; else None."""

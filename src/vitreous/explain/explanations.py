@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from vitreous.data.stores import BrokenImage
-from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass
 from vitreous.explain.faithfulness import Curves, faithfulness, random_order
 from vitreous.explain.methods import (
@@ -25,18 +24,19 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import check_free, write_json
+from vitreous.files import check_free, path_of, write_json
 from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, read_batches
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 
 TOP = 5
 LONGEST = 200  # bytes of a file name, which may have 255
 ATTENTION_BUDGET = 1 << 26  # attention weights that one batch may keep: 256 MiB
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """One image's prediction and what it rests on. Maps are (rows, columns) of patches, >= 0, and sum to 1 or are 0."""
 
@@ -78,9 +78,46 @@ class Explanation:
             }
         return content
 
+    def save(self, stem: Path | str) -> None:
+        """Write a figure and a JSON file: `stem`.png and `stem`.json."""
+        from vitreous.plots import explanation as draw
+
+        stem, curves = path_of(stem), None
+        if self.curves is not None:
+            pairs = {"deletion": (self.curves.deletion, self.random_curves.deletion)}
+            pairs["insertion"] = (self.curves.insertion, self.random_curves.insertion)
+            shares = self.curves.shares
+            curves = {kind: [x.flatten().cpu().numpy() for x in (shares, *pair)] for kind, pair in pairs.items()}
+        heads = dict(enumerate(self.attention, start=1))
+        write_json(stem.with_name(stem.name + ".json"), self.to_json())  # first: it marks the picture as ours
+        method = self.method.replace("_", " ")
+        if self.method in ("attention", "grad_cam"):
+            method += f", block {self.layer}"
+        if self.method == "attention" and self.head is not None:
+            method += f", head {self.head}"
+        if self.method == "rollout":
+            other = {f"attention, block {self.layer}, mean of heads": self.attention.mean(axis=0)}
+        else:
+            other = {"attention rollout, for any class": self.rollout}
+        draw(
+            self.pixels / 255,
+            patch_size=tuple(
+                side // patches for side, patches in zip(self.pixels.shape[1:], self.map.shape, strict=True)
+            ),
+            top=list(zip(self.classes, self.probabilities, strict=True)),
+            target=(self.target, self.target_probability),
+            against=self.against,
+            of_class=self.method not in CLASSLESS,
+            maps={method: self.map, **other},
+            heads=heads if self.head is None else {self.head: heads[self.head]},
+            layer=self.layer,
+            curves=curves,
+            path=stem.with_name(stem.name + ".png"),
+        )
+
 
 def explain(
-    run: Path | str | Bundle,
+    run: Trained,
     images: Iterable[Asked] | Asked,
     *,
     method: Method = DEFAULT,
@@ -99,13 +136,12 @@ def explain(
     1: as for `explanation_maps`; layer also selects the block whose attention is shown. curves: measure deletion and
     insertion. Raises ValueError for an unknown method, class, layer or head.
     """
-    where = pick_device(device)
     bundle = Bundle.of(run)
+    where = bundle.to(device)
     check_choice(bundle.model, method, layer, head, against is not None)
     chosen, other = (None if name is None else class_index(name, bundle.class_names) for name in (target, against))
     if other is not None and (chosen == other or len(bundle.class_names) == 1):
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
-    bundle.model.to(where)
 
     def answers() -> Iterator[Explanation]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):
@@ -190,8 +226,10 @@ def explained_at_once(config: ViTConfig) -> int:
 def class_index(name: str, class_names: Sequence[str]) -> int:
     """The index of a class, by name, or by one of its words: "pizza" for "pizza, pizza pie" if no other has that.
 
-    Raises ValueError for an unknown or ambiguous name.
+    Raises ValueError for an unknown or ambiguous name, TypeError for a number.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a class is named, not numbered: give one of {shorten(class_names, 10)}, not {name!r}")
     if class_names.count(name) > 1:
         count = class_names.count(name)
         raise ValueError(f"the model has {count} classes named '{name}', which a name cannot tell apart")
@@ -202,42 +240,6 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
         return having[0]
     hint = did_you_mean(name, class_names)
     raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
-
-
-def write_explanation(explanation: Explanation, patch_size: tuple[int, int], stem: Path) -> None:
-    """One figure and one JSON file: `stem`.png and `stem`.json."""
-    from vitreous.plots import explanation as draw
-
-    e = explanation
-    curves = None
-    if e.curves is not None:
-        pairs = {"deletion": (e.curves.deletion, e.random_curves.deletion)}
-        pairs["insertion"] = (e.curves.insertion, e.random_curves.insertion)
-        curves = {kind: [x.flatten().cpu().numpy() for x in (e.curves.shares, *pair)] for kind, pair in pairs.items()}
-    heads = dict(enumerate(e.attention, start=1))
-    write_json(stem.with_name(stem.name + ".json"), e.to_json())  # first: it marks the picture as ours
-    method = e.method.replace("_", " ")
-    if e.method in ("attention", "grad_cam"):
-        method += f", block {e.layer}"
-    if e.method == "attention" and e.head is not None:
-        method += f", head {e.head}"
-    if e.method == "rollout":
-        other = {f"attention, block {e.layer}, mean of heads": e.attention.mean(axis=0)}
-    else:
-        other = {"attention rollout, for any class": e.rollout}
-    draw(
-        e.pixels / 255,
-        patch_size=patch_size,
-        top=list(zip(e.classes, e.probabilities, strict=True)),
-        target=(e.target, e.target_probability),
-        against=e.against,
-        of_class=e.method not in CLASSLESS,
-        maps={method: e.map, **other},
-        heads=heads if e.head is None else {e.head: heads[e.head]},
-        layer=e.layer,
-        curves=curves,
-        path=stem.with_name(stem.name + ".png"),
-    )
 
 
 def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:

@@ -15,13 +15,13 @@ from torch import Tensor
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
-from vitreous.device import pick_device
 from vitreous.evaluation import own_data
 from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import explained_at_once
 from vitreous.files import check_free, path_of, write_json
 from vitreous.model import ViT
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 
 log = logging.getLogger("vitreous")
 
@@ -31,7 +31,7 @@ VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "toke
 
 
 def look(
-    run: Path | str | Bundle,
+    run: Trained,
     data: ImageSet | Path | str | None = None,
     *,
     out: Path | str = "look",
@@ -48,11 +48,11 @@ def look(
 
     if count < 1:
         raise ValueError(f"count is {count}: it must be at least 1")
-    where, out = pick_device(device), path_of(out)
+    out = path_of(out)
     pictures, record = {view: out / f"{view}.png" for view in VIEWS}, out / "look.json"
     check_free([*pictures.values(), record], record, '"filter_variance"')
     bundle = Bundle.of(run)
-    model = bundle.model.to(where)
+    where, model = bundle.to(device), bundle.model
     components, shares = filter_components(patch_filters(model))
     positions = position_similarity(model).cpu().numpy()
     images = _images(bundle, run, data, count)
@@ -196,13 +196,11 @@ def _patch_distances(model: ViT) -> Tensor:
     return torch.cdist(centres, centres).to(next(model.parameters()).device)
 
 
-def _images(
-    bundle: Bundle, run: Path | str | Bundle, data: ImageSet | Path | str | None, count: int
-) -> np.ndarray | None:
+def _images(bundle: Bundle, run: Trained, data: ImageSet | Path | str | None, count: int) -> np.ndarray | None:
     """uint8 (n, C, H, W), drawn evenly from one split; None if a run does not say what it was trained on."""
     own = data is None
     try:
-        image_set = own_data(run, fetch=False) if own else data if isinstance(data, ImageSet) else load(data)
+        image_set = own_data(run, fetch=False) if own else load(data)
         split = image_set.splits[image_set.judged]
         chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=own or image_set.skip_broken)
     except (ValueError, OSError) as error:

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.device import pick_device
 from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
 from vitreous.explain.methods import patch_map, through
@@ -22,6 +21,7 @@ from vitreous.plots import heat, overlay
 from vitreous.prediction import Asked, image_name, read_image
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 
 SHEET = Path(__file__).with_name("walk.css")
 POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos_1d], "sincos2d": [sincos_2d]}
@@ -49,15 +49,14 @@ POOLS = {
 
 
 @torch.no_grad()
-def walk(run: Path | str | Bundle, image: Asked, *, out: Path | str = "walk.html", device: str = "auto") -> Path:
+def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: str = "auto") -> Path:
     """Write the page of one image, a single file that needs no network, and return its path.
 
     run and image: as for `predict`. The code shown is read from the source as the page is written. Raises ValueError
     for an image that cannot be read.
     """
-    where = pick_device(device)
     bundle = Bundle.of(run)
-    model, out = bundle.model.to(where), path_of(out)
+    where, model, out = bundle.to(device), bundle.model, path_of(out)
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
     normalised = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(where))
     seen = open_pass(model, normalised)

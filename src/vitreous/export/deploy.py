@@ -1,5 +1,6 @@
 """`export_run`: export a trained model to another format, and verify that it is the same function."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitreous.data.images import ImageSet
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
 from vitreous.export.example import EXAMPLE, PICTURE, write_example
@@ -25,10 +27,10 @@ FORMATS = tuple(TOLERANCE)
 
 
 def export_run(
-    run: Path | str,
+    run: os.PathLike[str] | str,
     form: str,
     *,
-    data: str | None = None,
+    data: ImageSet | Path | str | None = None,
     out: Path | str | None = None,
     preprocess_inside: bool = False,
     tolerance: float | None = None,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.images import ImageSet
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.data.stores import Images
@@ -32,13 +33,15 @@ class Inputs(NamedTuple):
     """The first image in its original form, before resizing; None for noise."""
 
 
-def find_inputs(run: Path | str, bundle: Bundle, at_least: int, most: int, data: str | None = None) -> Inputs:
+def find_inputs(
+    run: Path | str, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
+) -> Inputs:
     """Images spread evenly over `data`, or else over the split that a run is judged on; noise if the run's are unknown
     or cannot be read."""
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
         split = as_known(bundle, image_set, image_set.judged).evenly(most)
-        split = decode(split, bundle.preprocess, skip_broken=data is None)
+        split = decode(split, bundle.preprocess, skip_broken=data is None or image_set.skip_broken)
     except (ValueError, OSError):
         if data is not None:
             raise

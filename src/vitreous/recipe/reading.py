@@ -47,24 +47,31 @@ def headline(name: str) -> str:
     return recipe_file(name).read_text().partition("\n")[0].removeprefix("#").strip()
 
 
-def read_recipe(name: Path | str, overrides: Sequence[str] | None = None) -> Recipe:
-    """A recipe from a shipped name or a YAML file, with `section.key=value` overrides on top.
+def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = None) -> Recipe:
+    """A recipe from a shipped name, a YAML file or another recipe, with `section.key=value` overrides on top.
 
     Raises ValueError, in one line, for a file that is no recipe, an unknown key or a bad value.
     """
-    file = recipe_file(str(name))
     if isinstance(overrides, str):
         raise TypeError(f"overrides is the text '{overrides}': give a list, ['{overrides}']")
+    if isinstance(name, Recipe):
+        fields, recipe = name.model_dump(mode="json", exclude_unset=True), name
+    else:
+        fields, recipe = _read(recipe_file(str(name)))
+    for override in overrides or []:
+        _apply(fields, override)
+    return _make(fields, "command line") if overrides else recipe
+
+
+def _read(file: Path) -> tuple[dict[str, Any], Recipe]:
+    """The fields of a file, and the recipe that they are."""
     try:
         fields = yaml.load(file.read_text(), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file.name} is not a recipe: expected keys and values, found {type(fields).__name__}")
-    recipe = _make(fields, file.name)  # the file's own errors carry the file's name
-    for override in overrides or []:
-        _apply(fields, override)
-    return _make(fields, "command line") if overrides else recipe
+    return fields, _make(fields, file.name)  # the file's own errors carry the file's name
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:

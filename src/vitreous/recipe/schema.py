@@ -101,7 +101,7 @@ class Recipe(Section):
         return self
 
     def resolve(self, *, image_size: tuple[int, int], channels: int, num_classes: int) -> "Recipe":
-        """The recipe with what the data decides filled in, where it does not say so itself.
+        """The recipe with what the data decides filled in, where it does not say so itself, and all of it written out.
 
         Raises ValueError when the recipe asks for another number of classes than the data has.
         """
@@ -109,8 +109,7 @@ class Recipe(Section):
         given = self.model.model_fields_set
         data = {"image_size": image_size, "channels": channels, "num_classes": num_classes}
         fields = {name: value for name, value in data.items() if name not in given}
-        model = self.model.model_dump(exclude_unset=True) | fields
-        return make_recipe(self.model_dump(exclude_unset=True) | {"model": model}, "recipe")
+        return make_recipe(self.model_dump() | {"model": self.model.model_dump() | fields}, "recipe")
 
     def check_classes(self, num_classes: int) -> None:
         """Raises ValueError when the recipe asks for another number of classes than the data has."""
@@ -120,12 +119,22 @@ class Recipe(Section):
             )
 
     def with_options(self, section: str, **options: Any) -> "Recipe":
-        """The recipe with other options in a section; they are not checked."""
-        return self.model_copy(update={section: getattr(self, section).model_copy(update=options)})
+        """The recipe with other options in a section. Their values are not checked: `read_recipe(recipe, [...])` does.
+
+        Raises ValueError for an unknown option.
+        """
+        own = getattr(self, section)
+        for name in options:
+            if name not in type(own).model_fields:
+                raise ValueError(f"unknown key '{section}.{name}'{nearest_key(f'{section}.{name}')}")
+        return self.model_copy(update={section: own.model_copy(update=options)})
 
     def dump(self) -> str:
-        """The whole recipe as YAML that `read_recipe` reads back to an equal one."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """What the recipe sets, as YAML that `read_recipe` reads back: all of it after `resolve`.
+
+        What it leaves to the data, or to weights to start from, stays so.
+        """
+        return yaml.safe_dump(self.model_dump(mode="json", exclude_unset=True), sort_keys=False)
 
 
 def make_recipe(fields: dict[str, Any], where: str) -> Recipe:

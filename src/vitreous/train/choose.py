@@ -119,13 +119,13 @@ def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recip
     """The recipe with the data it names, or with `data` if given: then the recipe does not name any other.
 
     `skip_broken` is set in both if it is set in either. Folds are drawn with `seed` unless `split_seed` is given, for
-    all folds as for a single one. Raises ValueError for data with one class.
+    all folds as for a single one. Raises ValueError for data with one class, TypeError for what is no data.
     """
     if data is None:
         data = data_of(recipe)
-    elif isinstance(data, Path | str):
-        recipe = recipe.with_options("data", source=str(data))
-        data = data_of(recipe)
+    elif not isinstance(data, ImageSet):
+        source, data = data, load(data, skip_broken=recipe.data.skip_broken)
+        recipe = recipe.with_options("data", source=str(source))
     elif data.source not in (recipe.data.source, absolute(recipe.data.source or "")):
         recipe = recipe.with_options("data", source=None)  # not what the model will have seen
     if len(data.class_names) < 2:

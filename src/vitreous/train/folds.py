@@ -21,7 +21,7 @@ from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
-from vitreous.train.start import check_start, check_unseen, load_start
+from vitreous.train.start import check_recipe, check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
 
@@ -48,6 +48,7 @@ def fit_folds(
     """
     console = console or Console(quiet=not is_main())
     out = None if out is None else path_of(out)
+    check_recipe(recipe)
     recipe, data = with_data(recipe, data)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")

@@ -15,17 +15,17 @@ from torch import Tensor
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
-from vitreous.files import path_of, replace_file, write_json
+from vitreous.files import path_of, read_json, replace_file, write_json
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
-from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
+from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment, read_history
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import log, say, show_log
-from vitreous.train.start import check_model, check_start, check_unseen, load_start
+from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
 from vitreous.weights import Bundle
 
 
@@ -46,6 +46,18 @@ class Run:
     folder: Path
     results: dict[str, Any] | None = None
 
+    @staticmethod
+    def load(folder: Path | str) -> "Run":
+        """A run of before, from its folder."""
+        folder = path_of(folder)
+        file = folder / "results.json"
+        return Run(folder, read_json(file) if file.exists() else None)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The rows of `metrics.csv`, one an epoch: rates as shares of 1, times in seconds."""
+        return read_history(self.folder)
+
     @property
     def bundle(self) -> Bundle:
         """The trained model, read from the folder."""
@@ -55,7 +67,8 @@ class Run:
         return str(self.folder)
 
     def __repr__(self) -> str:
-        top1 = {name: figures["top1"] for name in ("val", "test") if (figures := (self.results or {}).get(name))}
+        results = self.results or {}
+        top1 = {name: figures["top1"] for name in ("val", "test", "pooled") if (figures := results.get(name))}
         return f"Run({str(self.folder)!r}{''.join(f', {name} top-1 {value:.2%}' for name, value in top1.items())})"
 
 
@@ -77,8 +90,10 @@ def fit(
 ) -> Run:
     """Train a model by a recipe; everything is written to one run folder (listed in `docs/design.md`).
 
-    data: an image set, or what `load_data` takes; by default that of `recipe.data.source`. model: a ViT to train from
-    its current weights, float32; by default that of `recipe.start.weights`, or a new one built from `recipe.model`.
+    data: an image set, or what `load_data` takes; by default that of `recipe.data.source`. model: a ViT to train, in
+    place, from its current weights, float32; by default that of `recipe.start.weights`, or a new one built from
+    `recipe.model`. It brings weights alone: images are normalised by their own mean and deviation, unless the weights
+    come as `recipe.start.weights`. Afterwards it has those of the last step; those that the run keeps are in `bundle`.
     out: the run folder, by default the next free `runs/<name>`, or `runs/<name>-dry-run` for a dry run. device: auto,
     cpu, cuda, cuda:1 or mps. dry_run: check everything, draw the first batch and say how long the training will take.
     pictures: `plots/` and `report.html`. on_step gets the state and the batch's loss, on_epoch the row of
@@ -89,9 +104,8 @@ def fit(
     it where it stopped; and for a model that its config does not describe.
     """
     console = console or Console(quiet=not is_main())
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe is a {type(recipe).__name__}: give a Recipe, such as vt.read_recipe('small-images')")
     out = None if out is None else path_of(out)
+    check_recipe(recipe)
     if model is not None:
         check_model(model, recipe)
     if dry_run:

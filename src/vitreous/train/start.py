@@ -127,6 +127,12 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Raises TypeError for what is no recipe, such as the name of one."""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe is a {type(recipe).__name__}: give a Recipe, such as vt.read_recipe('small-images')")
+
+
 def check_model(model: ViT, recipe: Recipe) -> None:
     """Raises TypeError or ValueError for a model that a recipe cannot train.
 

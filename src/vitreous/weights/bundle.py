@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitreous.device import pick_device
 from vitreous.files import path_of, replace_file, write_json
 from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
@@ -25,13 +27,26 @@ SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model with its preprocessing, class names and temperature. `save` and `load` are inverses."""
+    """A model with its preprocessing, class names and temperature. `save` and `load` are inverses.
+
+    Raises ValueError for parts that do not fit together.
+    """
 
     model: ViT
     preprocess: Preprocess
     class_names: tuple[str, ...]
     temperature: float = 1.0
     """Divides the logits before the softmax; fitted on validation images after training."""
+
+    def __post_init__(self) -> None:
+        config, preprocess = self.model.config, self.preprocess
+        if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
+            raise ValueError(
+                f"preprocessing makes {preprocess.channels} x {preprocess.image_size} images, the model reads "
+                f"{config.channels} x {config.image_size}"
+            )
+        if len(self.class_names) != config.num_classes:
+            raise ValueError(f"{len(self.class_names)} class names for a model of {config.num_classes} classes")
 
     def __repr__(self) -> str:
         config = self.model.config
@@ -53,7 +68,7 @@ class Bundle:
 
         Raises ValueError for weights that the dtype cannot hold.
         """
-        folder = Path(folder)
+        folder = path_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
@@ -78,15 +93,31 @@ class Bundle:
             "temperature": self.temperature,
         }
 
-    @staticmethod
-    def of(run: "Path | str | Bundle") -> "Bundle":
-        """The bundle of a run folder, a bundle folder or a shipped name, or the one given. Raises ValueError."""
-        return run if isinstance(run, Bundle) else Bundle.load(find_bundle(run))
+    def to(self, device: str) -> torch.device:
+        """Move the model to a device, and return that. `auto`: the GPU that it is on, else as for `pick_device`."""
+        own = next(self.model.parameters()).device
+        where = pick_device(str(own) if device == "auto" and own.type != "cpu" else device)
+        self.model.to(where)
+        return where
 
     @staticmethod
-    def load(folder: Path | str) -> "Bundle":
-        """Read a bundle; the model is in evaluation mode, its weights float32. Raises ValueError on any mismatch."""
-        folder = Path(folder)
+    def of(run: "Trained") -> "Bundle":
+        """The bundle of a run, or the one given. Raises ValueError if there is none, TypeError for anything else."""
+        if isinstance(run, Bundle):
+            return run
+        if not isinstance(run, str | os.PathLike):
+            raise TypeError(f"run is a {type(run).__name__}: give a run, its folder or a Bundle")
+        return Bundle.load(find_bundle(run))
+
+    @staticmethod
+    def load(folder: os.PathLike[str] | str) -> "Bundle":
+        """Read a bundle from its folder or that of its run; the model is in evaluation mode, its weights float32.
+
+        Raises ValueError on any mismatch.
+        """
+        folder = path_of(folder)
+        if not any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
+            folder = find_bundle(folder)
         model_config, preprocess, class_names, temperature = read_config(folder)
         try:
             weights = load_file(folder / WEIGHTS, device="cpu")
@@ -94,10 +125,18 @@ class Bundle:
             raise ValueError(f"{folder} has no {WEIGHTS}: give a folder with {WEIGHTS} and {CONFIG}") from error
         except SafetensorError as error:
             raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from error
-        model = ViT(model_config)
-        _check(folder, model, weights, preprocess, class_names)
+        with torch.random.fork_rng([]):  # the weights drawn are replaced, and the caller's draws stay as they are
+            model = ViT(model_config)
+        _check(folder, model, weights)
         model.load_state_dict(weights)
-        return Bundle(model.eval(), preprocess, class_names, temperature)
+        try:
+            return Bundle(model.eval(), preprocess, class_names, temperature)
+        except ValueError as error:
+            raise ValueError(f"{folder / CONFIG}: {error}") from error
+
+
+Trained = os.PathLike[str] | str | Bundle
+"""What asks a model: a run or its folder, a bundle's folder, the name of a shipped bundle, or a loaded `Bundle`."""
 
 
 def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:
@@ -162,10 +201,8 @@ def not_finite(weights: dict[str, Tensor]) -> str | None:
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
 
 
-def _check(
-    folder: Path, model: ViT, weights: dict[str, Tensor], preprocess: Preprocess, class_names: tuple[str, ...]
-) -> None:
-    """Raises ValueError unless every weight is accounted for and the parts fit together."""
+def _check(folder: Path, model: ViT, weights: dict[str, Tensor]) -> None:
+    """Raises ValueError unless every weight is accounted for, and finite."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in weights.items()}
     for name in expected.keys() | found.keys():
@@ -176,13 +213,3 @@ def _check(
             )
     if broken := not_finite(weights):
         raise ValueError(f"{folder / WEIGHTS} is damaged: '{broken}' has values that are no finite numbers")
-    config = model.config
-    if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
-        raise ValueError(
-            f"{folder / CONFIG}: preprocessing makes {preprocess.channels} x {preprocess.image_size} images, "
-            f"the model reads {config.channels} x {config.image_size}"
-        )
-    if len(class_names) != config.num_classes:
-        raise ValueError(
-            f"{folder / CONFIG}: {len(class_names)} class names for a model of {config.num_classes} classes"
-        )

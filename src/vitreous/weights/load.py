@@ -132,7 +132,8 @@ def load_weights(
     if preprocess.channels != config.channels:
         raise ValueError(f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}")
 
-    model = ViT(config)
+    with torch.random.fork_rng([]):  # for a new head; the caller's draws stay as they are
+        model = ViT(config)
     state = {name: value for name, value in match.ours.items() if not (new_head and _in_head(name))}
     grids = (said.model.grid, config.grid) if config.grid != said.model.grid else None
     resampled, computed = (grids, None) if "positions" in state else (None, grids)
