@@ -20,7 +20,7 @@ from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, even_rows
-from vitreous.device import cpu_capabilities, pick_device
+from vitreous.device import cpu_capabilities, pick_device, widest_float
 from vitreous.metrics import classification_metrics, watched
 from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
@@ -191,7 +191,8 @@ def train_epoch(
     draws = draw(setup.augment, len(train), seed, state.epoch)[order]
     plans = plan(draws, setup.augment, state.epoch, preprocess.image_size, B, train.device)
     black = torch.zeros(preprocess.channels, device=train.device)
-    totals = torch.zeros(2, dtype=torch.float64, device=train.device)  # loss and hits, summed over images
+    wide = widest_float(train.device)
+    totals = torch.zeros(2, dtype=wide, device=train.device)  # loss and hits, summed over images
     started = reported = time.monotonic()
     for group in optimizer.param_groups:
         group.setdefault("peak", group["lr"])
@@ -205,7 +206,8 @@ def train_epoch(
         optimizer.step()
         optimizer.zero_grad()
 
-        totals += torch.stack([loss.detach().double() * len(labels), (outputs.argmax(dim=1) == labels).sum().double()])
+        hits = (outputs.argmax(dim=1) == labels).sum()
+        totals += torch.stack([loss.detach().to(wide) * len(labels), hits.to(wide)])
         state.step, state.images, state.seen = state.step + 1, state.images + len(labels), state.seen + len(labels)
         if state.step == steps or time.monotonic() - reported > 0.5:
             loss, top1 = (totals / state.images).tolist()

@@ -775,10 +775,7 @@ def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
         (RuntimeError("CUDA out of memory. Tried"), "not enough memory: use --device cpu, or a machine with more"),
         (MemoryError(), "not enough memory: use --device cpu, or a machine with more"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal"), "a process that reads images has died, often "),
-        *(
-            (RuntimeError(text), "another process of this run has failed; training goes on from its last checkpoint ")
-            for text in ("[gloo/pair.cc:5] Connection closed by peer, memory", "NCCL error: remote process exited")
-        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory: use --device cpu, or a "),
     ],
 )
 def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):
@@ -788,6 +785,19 @@ def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, l
     monkeypatch.setattr(evaluation, "judge_run", fail)
     code, out, err = vitreous("evaluate", "run")
     assert (code, out) == (2, "") and err.startswith(f"vitreous: {line}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[gloo/pair.cc:5] Connection closed by peer, memory", "NCCL error: remote exited"])
+def test_a_process_that_is_gone_is_told_by_the_others(vitreous, monkeypatch, text):
+    def fail(*_, **__):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(evaluation, "judge_run", fail)
+    with pytest.raises(RuntimeError):  # alone, it is an error of another kind
+        vitreous("evaluate", "run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = vitreous("evaluate", "run")
+    assert code == 2 and err.startswith("vitreous: another process of this run has failed; training goes on from its ")
 
 
 @pytest.mark.parametrize(
@@ -813,6 +823,10 @@ def test_a_mistake_of_ours_is_shown_whole(vitreous, monkeypatch):
         vitreous("evaluate", "run")
     monkeypatch.setattr(evaluation, "judge_run", lambda *_, **__: torch.ones(2) @ torch.ones(3))
     with pytest.raises(RuntimeError):
+        vitreous("evaluate", "run")
+    faulty = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(evaluation, "judge_run", lambda *_, **__: (_ for _ in ()).throw(faulty))
+    with pytest.raises(RuntimeError, match="illegal"):
         vitreous("evaluate", "run")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 from rich.console import Console
-from tiny import CLASSES, tiny_bundle, tiny_recipe, write_images
+from tiny import CLASSES, tiny_bundle, tiny_recipe, tiny_set, write_images
 
 from vitreous import Bundle, extras, predict
 from vitreous.card import card, write_shared

@@ -113,13 +113,11 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
     Raises ValueError if compiling is asked for and there is no compiler.
     """
     if choice == "auto":
-        choice = device.type == "cuda" and steps >= WORTH_COMPILING and can_compile(device)
+        choice = device.type == "cuda" and steps >= WORTH_COMPILING and not compiling_lacks(device)
     if not choice:
         return model
-    if not has_compiler(device):
-        raise ValueError(
-            f"compile={str(choice).lower()} needs a compiler such as g++, and none is here: set compile=false"
-        )
+    if lacking := compiling_lacks(device):
+        raise ValueError(f"compile={str(choice).lower()} needs {lacking}, and there is none here: set compile=false")
     if choice == "reduce-overhead":
         call = torch.compile(model, mode="reduce-overhead")
 
@@ -131,17 +129,20 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
     return torch.compile(model)
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether a GPU and this machine have what `torch.compile` needs: Triton, a C compiler and Python's headers."""
-    modern = torch.cuda.get_device_capability(device) >= (7, 0)
-    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()  # from python3-dev for a system Python
-    return modern and find_spec("triton") is not None and headers and has_compiler(device)
-
-
-def has_compiler(device: torch.device) -> bool:
-    """Whether the compiler that `torch.compile` calls is here: C for a GPU, C++ for the CPU."""
-    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
-    return variable in os.environ or any(map(shutil.which, names))
+def compiling_lacks(device: torch.device) -> str:
+    """What `torch.compile` needs and this machine does not have, in words; "" if it has all."""
+    gpu = device.type == "cuda"
+    variable, names = ("CC", ("gcc", "clang")) if gpu else ("CXX", ("g++", "clang++"))
+    if variable not in os.environ and not any(map(shutil.which, names)):
+        return f"a compiler such as {names[0]}"
+    if not gpu:
+        return ""
+    if torch.cuda.get_device_capability(device) < (7, 0):
+        return "a GPU of compute capability 7.0 or more"
+    if find_spec("triton") is None:
+        return "the package triton"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if headers.is_file() else f"{headers} (from python3-dev, for a system's Python)"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -4,6 +4,14 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED", "Storage size")  # torch's
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error says that memory has run out; one of an illegal address names memory, too."""
+    text = str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(x in text for x in NO_MEMORY))
+
 
 def first_line(error: Exception) -> str:
     """The first line of an error's message, or its type if that is empty."""

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitreous import device
 from vitreous.data.loaders import Batches
-from vitreous.device import autocast, can_compile, compiled
+from vitreous.device import autocast, compiled, compiling_lacks
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -143,7 +143,7 @@ def compile_calls(monkeypatch):
     ],
 )
 def test_the_model_is_compiled_where_the_recipe_says_so(monkeypatch, compile_calls, choice, where, steps, calls):
-    monkeypatch.setattr(device, "can_compile", lambda _: True)
+    monkeypatch.setattr(device, "compiling_lacks", lambda _: "")
     model = torch.nn.Linear(2, 2)
     call = compiled(model, choice, torch.device(where), steps)
     assert compile_calls == calls and (call is model) == (not calls)
@@ -159,23 +159,29 @@ def test_each_step_of_a_recorded_graph_is_begun(monkeypatch, compile_calls, choi
 
 
 def test_a_gpu_without_what_compiling_needs_trains_as_it_is(monkeypatch, compile_calls, tmp_path):
-    monkeypatch.setattr(device, "can_compile", lambda _: False)
+    monkeypatch.setattr(device, "compiling_lacks", lambda _: "the package triton")
     model = torch.nn.Linear(2, 2)
     assert compiled(model, "auto", torch.device("cuda"), 10_000) is model
+    for choice, said in ((True, "true"), ("reduce-overhead", "reduce-overhead")):
+        with pytest.raises(
+            ValueError, match=rf"^compile={said} needs the package triton, and there is none here: set "
+        ):
+            compiled(model, choice, torch.device("cuda"), 1)
     monkeypatch.undo()
     (tmp_path / "Python.h").touch()
-    for capability, triton, compiler, headers, answer in [
-        ((9, 0), "triton", "/usr/bin/gcc", tmp_path, True),
-        ((6, 1), "triton", "/usr/bin/gcc", tmp_path, False),
-        ((9, 0), None, "/usr/bin/gcc", tmp_path, False),
-        ((9, 0), "triton", None, tmp_path, False),
-        ((9, 0), "triton", "/usr/bin/gcc", tmp_path / "none", False),
+    for capability, triton, compiler, headers, lacking in [
+        ((9, 0), "triton", "/usr/bin/gcc", tmp_path, ""),
+        ((6, 1), "triton", "/usr/bin/gcc", tmp_path, "a GPU of compute capability 7.0 or more"),
+        ((9, 0), None, "/usr/bin/gcc", tmp_path, "the package triton"),
+        ((9, 0), "triton", None, tmp_path, "a compiler such as gcc"),
+        ((9, 0), "triton", "/usr/bin/gcc", tmp_path / "none", f"{tmp_path}/none/Python.h (from python3-dev, "),
     ]:
         monkeypatch.setattr(device.sysconfig, "get_path", lambda _, headers=headers: str(headers))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
         monkeypatch.setattr(device, "find_spec", lambda _, triton=triton: triton)
         monkeypatch.setattr(device.shutil, "which", lambda _, compiler=compiler: compiler)
-        assert can_compile(torch.device("cuda")) is answer
+        found = compiling_lacks(torch.device("cuda"))
+        assert found.startswith(lacking) and bool(found) == bool(lacking)
 
 
 def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
@@ -202,7 +208,7 @@ def test_compiling_needs_a_compiler(monkeypatch, compile_calls):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(device.shutil, "which", lambda _: None)
-    with pytest.raises(ValueError, match=r"^compile=true needs a compiler such as g\+\+, and none is here: set"):
+    with pytest.raises(ValueError, match=r"^compile=true needs a compiler such as g\+\+, and there is none here: set"):
         compiled(torch.nn.Linear(2, 2), True, torch.device("cpu"), 1)
     assert not compile_calls
 

@@ -376,10 +376,14 @@ def test_a_folder_that_another_run_uses_is_refused_by_all(tmp_path):
 
 @pytest.mark.parametrize(
     ("processes", "batch_size", "message"),
-    [(2, 127, "optim.batch_size 127 does not divide among 2"), (4, 128, "3 training images are too few for 4")],
+    [
+        (2, 127, "optim.batch_size 127 does not divide among 2"),
+        (4, 128, "3 training images are too few for 4"),
+        (2, 126, "compile=reduce-overhead is for one process: set compile=true"),
+    ],
 )
 def test_what_cannot_be_shared_is_refused_by_all(tmp_path, processes, batch_size, message):
-    recipe = recipe_with(optim={"batch_size": batch_size})
+    recipe = recipe_with(optim={"batch_size": batch_size}, compile="reduce-overhead" if batch_size == 126 else "auto")
     errors = train(processes, recipe, uneven_set(3), out=tmp_path / "run")
     assert [(type(error), message in str(error)) for error in errors] == [(ValueError, True)] * processes
 
@@ -395,7 +399,7 @@ def test_the_recipe_compiles_and_the_device_is_the_users_whatever_the_launcher_s
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     one = Engine("cpu")
     linear = torch.nn.Linear(2, 2)
-    model, _ = one.prepare(linear, [torch.optim.SGD(linear.parameters())])
+    model = one.prepare(linear)
     assert type(model) is type(one.unwrap(model)) is torch.nn.Linear and asked["cpu"] is True
 
 

@@ -579,14 +579,17 @@ def test_every_step_is_taken_in_training_mode(trained, ema):
     assert modes == [{True}] * 2 * STEPS  # though validation lies between them
 
 
-def test_larger_training_images_change_neither_what_the_model_reads_nor_the_search_for_leaks(tmp_path):
+def test_larger_training_images_change_neither_what_the_model_reads_nor_the_search_for_leaks(tmp_path, monkeypatch):
     pixels, labels = stripes(48, side=32)
     data = ImageSet.from_arrays(pixels, labels, val=(pixels[:6], labels[:6]))
     fields = {"model": {"image_size": 8, "patch_size": 4}, "augment": {"crop_scale": (0.5, 1)}}
-    said, runs = io.StringIO(), []
+    said, runs, jobs, finish = io.StringIO(), [], [], outcome.finish
+    monkeypatch.setattr(outcome, "finish", lambda job: jobs.append(job) or finish(job))
     for name, times in (("larger", 4), ("plain", 1)):
         recipe = tiny_recipe(**fields, data={"oversize": times})
         runs.append(fit(recipe, data, out=tmp_path / name, pictures=False, console=Console(file=said, width=200)))
+        plain_batches = vars(jobs[-1].plain_batches)
+        assert plain_batches["resident"] == (times == 1) and (plain_batches["_pixels"] is None) == (times > 1)
     assert said.getvalue().count("of 6 validation images") == 2
     larger, plain = (run.bundle.preprocess for run in runs)
     assert larger == plain and larger.image_size == (8, 8)

@@ -17,6 +17,7 @@ from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
 from vitreous.cli.training import train
+from vitreous.messages import lacks_memory
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
@@ -94,15 +95,16 @@ def main() -> None:
         message = str(error) or type(error).__name__
         if isinstance(error, OSError) and (way_out := WAYS_OUT.get(getattr(error.__cause__, "errno", None))):
             message += f": {way_out}"
-        if isinstance(error, RuntimeError) and any(name in message for name in ("gloo", "NCCL")):
+        alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
+        if isinstance(error, RuntimeError) and not alone and any(name in message for name in ("gloo", "NCCL")):
             _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
         if isinstance(error, RuntimeError) and ("shared memory" in message or "DataLoader worker" in message):
             way_out = ": give data.workers=0" if "train" in sys.argv[1:2] else ""
             _refuse(f"a process that reads images has died, often for lack of shared memory{way_out}")
-        if isinstance(error, RuntimeError | MemoryError):
-            if not isinstance(error, MemoryError) and not any(w in message for w in ("memory", "Storage size")):
-                raise
+        if lacks_memory(error):
             message = f"not enough memory: {_less_memory(*sys.argv[1:2])}"
+        elif isinstance(error, RuntimeError):
+            raise
         _refuse(message)
 
 

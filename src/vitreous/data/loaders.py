@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
+from vitreous.messages import lacks_memory
 from vitreous.preprocess import Preprocess, channel_statistics
 
 log = logging.getLogger("vitreous")
@@ -79,7 +80,7 @@ class Batches:
             try:
                 self._pixels = torch.empty((len(split), *preprocess.shape), dtype=torch.uint8, device=self.device)
             except RuntimeError as error:
-                if "memory" not in str(error):
+                if not lacks_memory(error):
                     raise
                 size = _bytes(self.images, preprocess) / 1e9
                 raise ValueError(
@@ -96,6 +97,12 @@ class Batches:
         """The same images, in batches of another size."""
         other = copy.copy(self)
         other.batch_size = batch_size
+        return other
+
+    def displaced(self) -> "Batches":
+        """The same images, read when they are asked for: the device's memory is free for others."""
+        other = copy.copy(self)
+        other.resident, other._pixels = False, None
         return other
 
     def epoch(self, order: Tensor) -> Iterator[Batch]:

@@ -113,11 +113,11 @@ def patch_filters(model: ViT) -> Tensor:
 
 def filter_components(filters: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Principal components of filters (D, C, P, Q), largest first: (n, C, P, Q), and their shares of the variance."""
-    flat = filters.flatten(1).double()
+    flat = filters.flatten(1).cpu().double()  # Apple's GPUs have no float64
     _, lengths, directions = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
     shares = lengths**2 / (lengths**2).sum().clamp(min=1e-30)
     components = directions[:COMPONENTS].view(-1, *filters.shape[1:])
-    return components.cpu().numpy(), shares[:COMPONENTS].cpu().numpy()
+    return components.numpy(), shares[:COMPONENTS].numpy()
 
 
 def position_similarity(model: ViT) -> Tensor:

@@ -58,7 +58,8 @@ class Engine:
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:  # accelerate keeps the device of a process's first run
             AcceleratorState._reset_state(reset_partial_state=True)
             where = pick_device(device)
-            with patch_environment(ACCELERATE_TORCH_DEVICE=where):
+            # accelerate refuses several GPUs of some kinds unless NCCL, which one process does without, is restrained
+            with patch_environment(ACCELERATE_TORCH_DEVICE=where, NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1):
                 self._accelerator = Accelerator(cpu=where.type == "cpu", **options)
         else:
             self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
@@ -69,12 +70,14 @@ class Engine:
         self.main: bool = self._accelerator.is_main_process
         self._tracked = bool(track)
 
-    def prepare(self, model: nn.Module, optimizers: list) -> tuple[nn.Module, list]:
-        """Place and wrap the model and its optimisers. On GPUs, BatchNorm is synchronised across processes."""
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Place and wrap the model, whose weights remain the same objects, so that optimisers may have them already.
+
+        On GPUs, BatchNorm is synchronised across processes.
+        """
         if self.processes > 1 and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        model, *optimizers = self._accelerator.prepare(model, *optimizers)
-        return model, optimizers
+        return self._accelerator.prepare(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The model itself, as it was before `prepare`."""

@@ -63,12 +63,15 @@ class Job:
         self.pictures = pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
+            torch.cuda.empty_cache()  # what an earlier run has left reserved would count
             torch.cuda.reset_peak_memory_stats(engine.device)
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
         if recipe.optim.batch_size % engine.processes:
             raise ValueError(
                 f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes"
             )
+        if engine.processes > 1 and recipe.compile == "reduce-overhead":
+            raise ValueError("compile=reduce-overhead is for one process: set compile=true")
         with engine.first_on_machine():
             self._load_images()
         self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
@@ -90,7 +93,8 @@ class Job:
             torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
         model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
-        self.model, self.optimizers = engine.prepare(model, make_optimizers(model, recipe.optim))
+        self.optimizers = make_optimizers(model, recipe.optim)
+        self.model = engine.prepare(model)
         decay = recipe.optim.ema
         self.average = EMA(engine.unwrap(self.model), decay) if decay else None
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
@@ -126,7 +130,11 @@ class Job:
         size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
         whole = {} if self.start else {"crop_fraction": 1.0}  # random crops are cut from whole images
         cut_from = self.preprocess.model_copy(update={"image_size": size} | whole)
-        larger = self.plain_batches if cut_from == self.preprocess else make(data.train, cut_from)
+        larger = self.plain_batches
+        if cut_from != self.preprocess:
+            if not (recipe.start.probe or recipe.start.probe_first):  # else they go through the model, too
+                self.plain_batches = self.plain_batches.displaced()
+            larger = make(data.train, cut_from)
         self.train_batches = larger.in_batches_of(recipe.optim.batch_size // self.engine.processes)
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
