@@ -199,7 +199,9 @@ def test_images_that_are_each_a_group_are_independent():
 )
 def test_the_effective_sample_size_is_the_one_worked_out_by_hand(right, groups, effective):
     figures = group_figures(np.array(right, bool), np.array(list(groups)))
-    assert figures == {"groups": len(set(groups)), "effective_count": pytest.approx(max(effective, 1), rel=1e-5)}
+    wrong = len({group for hit, group in zip(right, groups, strict=True) if not hit})
+    expected = {"groups": len(set(groups)), "wrong_groups": wrong}
+    assert figures == expected | {"effective_count": pytest.approx(max(effective, 1), rel=1e-5)}
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (3, 0), (8, 2), (40, 61), (700, 500)])
@@ -338,6 +340,13 @@ def test_too_few_images_fit_nothing():
     ):  # 90% right, 73% sure: 2 * N * 0.088 is 1.8 and 17.5, of 3.84 needed
         labels = torch.tensor(([0] * 9 + [1]) * (count // 10))
         assert (fit_temperature(logits.repeat(count, 1), labels) != 1) == fitted
+
+
+def test_images_of_a_few_groups_fit_nothing():
+    """A hundred images fit a temperature, unless all that they say is what ten patients say ten times."""
+    logits, labels = torch.tensor([[1.0, 0.0]]).repeat(100, 1), torch.tensor(([0] * 9 + [1]) * 10)
+    assert fit_temperature(logits, labels, np.arange(100)) != 1
+    assert fit_temperature(logits, labels, np.arange(100) % 10) == 1
 
 
 def test_a_model_that_knows_nothing_is_made_unsure():

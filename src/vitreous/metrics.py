@@ -41,11 +41,11 @@ def figure_text(name: str, value: float | None) -> str:
     return format(value, forms.get(name, ".2%"))
 
 
-def top1_interval(figures: dict[str, float | int | None], key: str = "top1") -> tuple[float, float]:
-    """The 95% interval of a split's top-1, or of another share of its images; wider if the images come in groups."""
+def top1_interval(figures: dict[str, float | int | None]) -> tuple[float, float]:
+    """The 95% interval of a split's top-1; wider if the images come in groups."""
     count = figures["count"]
     worth = figures.get("effective_count", count)
-    return wilson(round(figures[key] * count) / count * worth, worth)
+    return wilson(round(figures["top1"] * count) / count * worth, worth)
 
 
 def classification_metrics(
@@ -147,20 +147,22 @@ def class_figures(counts: np.ndarray) -> list[ClassFigures]:
 
 
 def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | int]:
-    """The number of groups, and how many independent images would give the same precision of the accuracy.
+    """The number of groups, in how many of them a mistake is, and how many independent images would tell as much.
 
-    right: bool (N,). groups: (N,). `effective_count` is N over the design effect (Kish 1965), reduced for a small
-    number of groups (Korn & Graubard 1998): from 1 to N. If all answers are right, or none, each group counts as one.
+    right: bool (N,). groups: (N,). `effective_count`, for the precision of the share of right answers, is N over the
+    design effect (Kish 1965), reduced for a small number of groups (Korn & Graubard 1998): from 1 to N. If all answers
+    are right, or none, each group counts as one.
     """
     from scipy.stats import t
 
     names, of = np.unique(groups, return_inverse=True)
     N, G, share = len(right), len(names), right.mean()
+    figures = {"groups": G, "wrong_groups": len(np.unique(of[~right]))}
     if G < 2 or share in (0, 1):
-        return {"groups": G, "effective_count": G}
+        return figures | {"effective_count": G}
     variance = G / (G - 1) * (np.bincount(of, weights=right - share) ** 2).sum() / N**2
     independent = share * (1 - share) / variance if variance else N
-    return {"groups": G, "effective_count": float(np.clip(independent * (Z95 / t.ppf(0.975, G - 1)) ** 2, 1, N))}
+    return figures | {"effective_count": float(np.clip(independent * (Z95 / t.ppf(0.975, G - 1)) ** 2, 1, N))}
 
 
 def sign_flip_p(totals: np.ndarray) -> float:
@@ -251,16 +253,19 @@ def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> lis
     return [Covered(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+def fit_temperature(logits: Tensor, labels: Tensor, groups: np.ndarray | None = None) -> float:
     """The temperature to divide logits by that minimises the loss on these held-out images (Guo et al. 2017).
 
-    logits (N, K), labels (N,). No answer changes. The loss is convex in 1 / temperature, so its slope has one zero,
-    found by bisection. Returns 1 if all answers are right, as the loss then has no minimum, and if there are too few
-    images to tell the temperature from 1 (likelihood ratio test, at 95%).
+    logits (N, K), labels (N,); groups: (N,), of images that belong together. No answer changes. The loss is convex in
+    1 / temperature, so its slope has one zero, found by bisection. Returns 1 if all answers are right, as the loss then
+    has no minimum, and if there are too few images to tell the temperature from 1 (likelihood ratio test, at 95%, of
+    the effective sample size of groups).
     """
     z = logits.double()
-    if bool((z.argmax(dim=1) == labels).all()):
+    right = z.argmax(dim=1) == labels
+    if bool(right.all()):
         return 1.0
+    worth = len(labels) if groups is None else group_figures(right.numpy(), groups)["effective_count"]
     target = z.gather(1, labels[:, None]).mean()
     low, high = TEMPERATURES
     for _ in range(30):
@@ -268,4 +273,4 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         slope = ((z / middle).softmax(dim=1) * z).sum(dim=1).mean() - target  # of the loss, by 1 / temperature
         low, high = (middle, high) if slope > 0 else (low, middle)
     gain = F.cross_entropy(z, labels) - F.cross_entropy(z / middle, labels)
-    return round(middle, 6) if 2 * len(labels) * gain > Z95**2 else 1.0
+    return round(middle, 6) if 2 * worth * gain > Z95**2 else 1.0

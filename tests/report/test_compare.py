@@ -16,6 +16,7 @@ from tiny import tiny_recipe, tiny_set
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
 from vitreous.report.compare import (
+    NEW_SEEDS,
     against,
     compare_page,
     differences,
@@ -220,6 +221,7 @@ def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
     again = replace(x, recipe=x.recipe | {"seed": 7})
     compare_page(page, [x, again])
     assert "Over seeds" in page.read_text() and "± 0.00%" in page.read_text() and len(render([x, again])) == 3
+    assert NEW_SEEDS in page.read_text() and [table.caption for table in render([x, again])] == [None, NEW_SEEDS, None]
     compare_page(page, [x, x])  # twice the same
     assert "Over seeds" not in page.read_text() and len(render([x, x])) == 1
 

@@ -23,7 +23,7 @@ from vitreous.metrics import chance_error
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
-from vitreous.report.answers import answer_sections, results_section
+from vitreous.report.answers import _figure, answer_sections, results_section
 from vitreous.report.pictures import cheap_method
 from vitreous.train import outcome
 from vitreous.train.folds import fit_folds
@@ -288,7 +288,7 @@ def folds(tmp_path_factory):
     out = tmp_path_factory.mktemp("folds") / "cv"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcome, "_draw", lambda *_: None)
-        patch.setattr(outcome, "fit_temperature", lambda logits, _: 0.5 + logits[0, 0].item() % 1)
+        patch.setattr(outcome, "fit_temperature", lambda logits, *_: 0.5 + logits[0, 0].item() % 1)
         return fit_folds(recipe, mislabelled(), out=out, device="cpu", console=Console(file=io.StringIO()))
 
 
@@ -425,14 +425,24 @@ def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_
         assert (told in body) == (labels is not same)
 
 
-@pytest.mark.parametrize(("groups", "told"), [(4, True), (60, False)])
-def test_intervals_of_a_few_groups_are_qualified(tmp_path, groups, told):
+@pytest.mark.parametrize(("groups", "wrong", "told"), [(4, 4, True), (60, 9, True), (60, 10, False), (60, 0, False)])
+def test_intervals_of_mistakes_in_a_few_groups_are_qualified(tmp_path, groups, wrong, told):
     judged = judge(tiny_bundle(), tiny_set(test=60).test, device=torch.device("cpu"), precision="float32", name="test")
     names = np.array([f"patient {i % groups}" for i in range(60)])
-    grouped = replace(judged, groups=names)
+    labels = judged.logits.argmax(dim=1)
+    labels[:wrong] = (labels[:wrong] + 1) % 3
+    grouped = replace(judged, groups=names, labels=labels)
     evaluation_report(tmp_path / "r.html", grouped, model="m", data=None, environment=ENVIRONMENT)
     text = Page(tmp_path / "r.html").text
-    assert f"come in {groups} groups" in text and ("With so few groups" in text) == told
+    assert f"come in {groups} groups" in text and (f"All mistakes are in {wrong}: with so few" in text) == told
+
+
+@pytest.mark.parametrize(("grouped", "intervals"), [(False, 2), (True, 1)])
+def test_top5_of_images_in_groups_has_no_interval(grouped, intervals):
+    """How alike the images of a group are is known for top-1 alone."""
+    figures = {"top1": 0.5, "top5": 0.75, "loss": 1.0, "count": 40}
+    figures |= {"groups": 10, "wrong_groups": 9, "effective_count": 20.0} if grouped else {}
+    assert sum("&ndash;" in _figure(key, figures) for key in figures) == intervals
 
 
 def test_a_split_of_one_image_is_enough(tmp_path):

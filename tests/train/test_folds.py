@@ -135,7 +135,7 @@ def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message)
         animals.with_fold(1, folds, group=group)
 
 
-def test_what_belongs_together_is_judged_together(animals, tmp_path):
+def test_what_belongs_together_is_judged_together(animals, tmp_path, caplog):
     recipe = folds_recipe(data={"group": BY_ANIMAL, "val_fraction": 0.25})
     run = fit_folds(recipe, animals, out=tmp_path / "cv", **quiet())
     with (run.folder / "answers.csv").open() as file:
@@ -151,6 +151,7 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path):
     assert again["groups"] == 12 and read_run(run.folder).figure("test", "groups") == 12
     strangers = ImageSet.from_arrays(*stripes(6, 2), class_names=("dog", "cat"))  # which are called by no animal
     assert "groups" not in evaluate(run.folder / "fold-1", strangers, device="cpu")
+    assert "no groups, so that each image counts by itself: data.group" in caplog.text
 
 
 @pytest.mark.parametrize("within", ["", "model", "model/model.safetensors"])

@@ -1,11 +1,11 @@
 """A labelled set of images and its splits."""
 
+import logging
 import math
 import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from vitreous.messages import shorten
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
+
+log = logging.getLogger("vitreous")
 
 SPLITS = {  # the words for splits in file names, folder names and table cells
     "train": "train",
@@ -293,10 +295,12 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
 
 
 def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
-    """`groups_of`, or None if an image has no group: images that were not split for training need none."""
-    with suppress(ValueError):
+    """`groups_of`, or None, with a warning, if an image has no group: those that are not divided need none."""
+    try:
         return None if pattern is None else groups_of(images, pattern)
-    return None
+    except ValueError as error:
+        log.warning("no groups, so that each image counts by itself: %s", error)
+        return None
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:

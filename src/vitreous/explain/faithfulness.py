@@ -100,7 +100,10 @@ def _ranks(importance: Tensor) -> Tensor:
 
 
 def _blur(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
-    """Blur with a Gaussian as wide as a patch in each direction, replicating borders: (B, C, H, W) -> (B, C, H, W)."""
+    """Blur by a Gaussian, replicating borders: (B, C, H, W) -> (B, C, H, W).
+
+    Its standard deviation is a patch's side in each direction; it is cut at two of them.
+    """
     P, Q = patch_size
     rows, columns = ((-0.5 * (torch.arange(-2 * s, 2 * s + 1) / s) ** 2).exp() for s in (P, Q))
     kernel = torch.outer(rows, columns)

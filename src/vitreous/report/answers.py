@@ -28,7 +28,7 @@ from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, galler
 from vitreous.report.pictures import HOW_TO_READ, cheap_method, confident_mistakes, heated, picture, uncertain_hits
 
 SHOWN = 12  # images per gallery
-FEW_GROUPS = 40  # in simulations with fewer, of an accuracy of 0.9, intervals held in 89 to 94% of cases
+FEW_GROUPS = 10  # with a mistake; in simulations with fewer, intervals held in as few as 86% of cases (LOG.md)
 FEW = 5  # classes up to which a confusion matrix has large squares
 NUMBERED = 20  # classes up to which a confusion matrix shows numbers
 HARDEST = 20  # classes that are shown at once
@@ -73,8 +73,11 @@ def _results(
             f"{figure_text('effective_count', first['effective_count'])} independent ones (effective sample size), "
             "by which the intervals here are widened; those of classes, and by how sure answers are, are not."
         )
-        if first["groups"] < FEW_GROUPS:
-            macro += " With so few groups, intervals near 100% may hold in nine cases of ten rather than 19 of 20."
+        if 0 < first["wrong_groups"] < FEW_GROUPS:
+            macro += (
+                f" All mistakes are in {first['wrong_groups']}: with so few, such an interval may hold in nine cases "
+                "of ten rather than 19 of 20."
+            )
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
 <p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>
 always answering the commonest class: {counts[-1].sum(axis=1).max() / counts[-1].sum():.2%}</small></p>
@@ -85,10 +88,13 @@ many such images. {macro}</p></div></div>"""
 
 
 def _figure(key: str, figures: dict[str, Any]) -> str:
-    """A figure as text, with an interval for shares of images."""
-    if key not in ("top1", "top5"):
+    """A figure as text, with an interval for top-1 and, if images do not come in groups, for top-5."""
+    if key == "top1":
+        low, high = top1_interval(figures)
+    elif key == "top5" and "groups" not in figures:
+        low, high = wilson(round(figures["top5"] * figures["count"]), figures["count"])
+    else:
         return figure_text(key, figures[key])
-    low, high = top1_interval(figures, key)
     return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
 
 

@@ -32,6 +32,7 @@ GAINED = (  # what the rows with p-values say
     "Gained: images that only this run gets right; lost: those that only the first does. p: how often two equally good "
     "models would differ at least as much, so a large p says that this difference may well be chance."
 )
+NEW_SEEDS = "Intervals over seeds are about new seeds on these same images."
 AGAINST = "  against the first"  # the name of the rows with p-values
 
 
@@ -264,6 +265,7 @@ def render(runs: Sequence[Finished]) -> list[Table]:
             table = Table(title, *map(markup.escape, heads))
             for name, texts in rows:
                 table.add_row(name, *map(markup.escape, texts))
+            table.caption = NEW_SEEDS if title == "over seeds" else None
             tables.append(table)
     return tables
 
@@ -281,7 +283,8 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     rows = figures(runs)
     note = f'<p class="note">{GAINED} {about}</p>' if (about := about_p(rows)) else ""
     recipes, by_recipe = over_seeds(runs)
-    seeds = [Section("seeds", "Over seeds", _table(by_recipe, recipes, "Over seeds"))] if recipes else []
+    about_seeds = f'<p class="note">{NEW_SEEDS}</p>'
+    seeds = [Section("seeds", "Over seeds", _table(by_recipe, recipes, "Over seeds") + about_seeds)] if recipes else []
     sections = [
         Section("results", "Results", charts + _table(rows, names, "Results") + note),
         *seeds,

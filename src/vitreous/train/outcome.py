@@ -37,7 +37,7 @@ def finish(job: Job) -> dict[str, Any]:
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
-        bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels))
+        bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels, val.groups))
         judged["val"] = replace(val, bundle=bundle)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:

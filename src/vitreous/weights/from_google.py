@@ -3,7 +3,8 @@
 Names and layout are those of github.com/google-research/vision_transformer (models_vit.py): kernels are (inputs,
 outputs), those of attention (D, h, d) and (h, d, D), that of the patches (P, P, C, D). The shapes tell everything but
 three things, which are the same in all of these files: LayerNorm's epsilon is 1e-6 and GELU is the tanh approximation,
-both Flax's defaults, and images are resized bilinearly to a square and scaled to -1..1 (input_pipeline.py).
+both Flax's defaults, and images are resized bilinearly to a square and scaled to -1..1 (input_pipeline.py). There
+they are resized without antialiasing, here with it, so that answers on large photographs may differ.
 """
 
 import math
