@@ -25,6 +25,11 @@ WAYS_OUT = {
     errno.EDQUOT: "make room on the disk, or write to another",
 }
 
+LESS_MEMORY = {
+    "train": "choose a smaller model or image, lower optim.batch_size or raise optim.accumulate",
+    "predict": "lower --batch-size",
+}
+
 STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
@@ -87,25 +92,31 @@ def main() -> None:
     except typer.TyperException as error:  # one without a message has printed the help
         _refuse(error.format_message()) if error.format_message() else sys.exit(2)
     except (ValueError, ArithmeticError, ImportError, OSError, MemoryError, RuntimeError) as error:
-        if os.environ.get("VITREOUS_DEBUG"):
-            raise
-        if isinstance(error, OSError) and error.strerror:
-            parts = error.strerror, error.filename, WAYS_OUT.get(error.errno)
-            _refuse(": ".join(str(part) for part in parts if part))
-        message = str(error) or type(error).__name__
-        if isinstance(error, OSError) and (way_out := WAYS_OUT.get(getattr(error.__cause__, "errno", None))):
-            message += f": {way_out}"
-        alone = int(os.environ.get("WORLD_SIZE", 1)) == 1
-        if isinstance(error, RuntimeError) and not alone and any(name in message for name in ("gloo", "NCCL")):
-            _refuse("another process of this run has failed; training goes on from its last checkpoint with --resume")
-        if isinstance(error, RuntimeError) and ("shared memory" in message or "DataLoader worker" in message):
-            way_out = ": give data.workers=0" if "train" in sys.argv[1:2] else ""
-            _refuse(f"a process that reads images has died, often for lack of shared memory{way_out}")
-        if lacks_memory(error):
-            message = f"not enough memory: {_less_memory(*sys.argv[1:2])}"
-        elif isinstance(error, RuntimeError):
+        message = _in_words(error)
+        if os.environ.get("VITREOUS_DEBUG") or message is None:
             raise
         _refuse(message)
+
+
+def _in_words(error: Exception) -> str | None:
+    """What is wrong, and the way out; None for an error that is a mistake of ours."""
+    command, message = "".join(sys.argv[1:2]), str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        parts = error.strerror, error.filename, WAYS_OUT.get(error.errno)
+        return ": ".join(str(part) for part in parts if part)
+    if isinstance(error, OSError) and (way_out := WAYS_OUT.get(getattr(error.__cause__, "errno", None))):
+        return f"{message}: {way_out}"
+    runtime = isinstance(error, RuntimeError)
+    if runtime and ("shared memory" in message or "DataLoader worker" in message):
+        way_out = ": give data.workers=0" if command == "train" else ""
+        return f"a process that reads images has died, often for lack of shared memory{way_out}"
+    if lacks_memory(error):
+        return f"not enough memory: {LESS_MEMORY.get(command, 'use --device cpu, or a machine with more')}"
+    if not runtime:
+        return message
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and any(name in message for name in ("gloo", "NCCL")):
+        return "another process of this run has failed; training goes on from its last checkpoint with --resume"
+    return None
 
 
 def _say_stopped() -> None:
@@ -113,13 +124,6 @@ def _say_stopped() -> None:
         more = "; what has begun to train goes on with --resume" if "train" in sys.argv[1:2] else ""
         with suppress(OSError):  # the terminal is gone
             print(f"vitreous: stopped at once{more}", file=sys.stderr)
-
-
-def _less_memory(command: str = "") -> str:
-    """The way out where a command needs more memory than there is."""
-    if command == "train":
-        return "choose a smaller model or image, lower optim.batch_size or raise optim.accumulate"
-    return "lower --batch-size" if command == "predict" else "use --device cpu, or a machine with more"
 
 
 def _refuse(message: str) -> NoReturn:
