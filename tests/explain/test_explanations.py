@@ -1,6 +1,7 @@
 """`explain`: answers and maps for image files, and the figure and the JSON file of each."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
@@ -145,6 +146,8 @@ def test_a_figure_and_a_json_file_are_written(files, tmp_path, curves):
     e.save(tmp_path / "new" / "v1.5")
     picture = np.asarray(Image.open(tmp_path / "new" / "v1.5.png").convert("L"))
     assert picture.shape == (864, 1152) and picture.min() < 50 < 250 < picture.max()
+    shown = np.asarray(Image.open(io.BytesIO(e._repr_png_())).convert("L"))  # as a notebook does
+    np.testing.assert_array_equal(shown, picture)
     content = json.loads((tmp_path / "new" / "v1.5.json").read_text())
     assert content["image"] == str(files[0]) and content["classes"] == list(e.classes)
     assert content["method"] == "integrated_gradients" and content["layer"] == 1 and content["head"] is None

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,12 @@ class Explanation:
             curves=curves,
             path=stem.with_name(stem.name + ".png"),
         )
+
+    def _repr_png_(self) -> bytes:
+        """The figure, by which a notebook shows an explanation."""
+        with TemporaryDirectory() as folder:
+            self.save(Path(folder, "shown"))
+            return Path(folder, "shown.png").read_bytes()
 
 
 def explain(
