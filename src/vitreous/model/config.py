@@ -1,6 +1,6 @@
 """What a Vision Transformer is made of: `ViTConfig`, the one schema of a model."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -35,6 +35,10 @@ class ViTConfig(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, use_attribute_docstrings=True
     )
+
+    if TYPE_CHECKING:  # by the fields' types a checker would refuse size="nano/4" and image_size=32
+
+        def __init__(self, **fields: Any) -> None: ...
 
     image_size: Pair = (224, 224)
     """Height and width, in pixels; a recipe that does not say takes those of the data."""

@@ -1,7 +1,7 @@
 """`Recipe`: all options in one strict model, and what is wrong with values that are none of them."""
 
 import json
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -26,6 +26,10 @@ Tracker = Literal["tensorboard", "wandb"]
 
 class Recipe(Section):
     """One experiment. `read_recipe` makes it from a file; `resolve` fits it to the data it will see."""
+
+    if TYPE_CHECKING:  # by the fields' types a checker would refuse model={"dim": 64} and time_limit="10m"
+
+        def __init__(self, **fields: Any) -> None: ...
 
     epochs: PositiveInt = 30
     """Passes over the training images."""
