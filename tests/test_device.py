@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from vitreous.device import autocast, has_amx, has_fast_bf16, peak_memory, pick_device, pick_precision
+from vitreous.device import autocast, has_amx, has_fast_bf16, has_wide_bf16, peak_memory, pick_device, pick_precision
 
 CPU = torch.device("cpu")
 here = pick_device().type
@@ -59,6 +59,21 @@ def test_auto_precision_follows_the_processor(monkeypatch, features, precision):
     assert pick_precision("auto", CPU) == precision
     assert has_fast_bf16(CPU) is (precision == "bf16")
     assert has_amx() is ("amx_bf16" in features)
+
+
+@pytest.mark.parametrize(
+    ("features", "wide"),
+    [
+        ({}, False),
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, False),  # Zen 4
+        ({"cpu_name": "AMD EPYC", "avx512_bf16": True, "avx512_vp2intersect": True}, True),
+        ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "avx512_vp2intersect": True}, False),
+        ({"cpu_name": "Intel Xeon", "amx_bf16": True}, True),
+    ],
+)
+def test_bf16_is_wide_with_amx_and_from_zen_5_on(monkeypatch, features, wide):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    assert has_wide_bf16() is wide
 
 
 def test_a_gpu_that_only_emulates_bf16_computes_in_float32_whichever_is_the_current_one(monkeypatch):

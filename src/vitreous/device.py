@@ -91,6 +91,17 @@ def has_amx() -> bool:
     return bool(cpu_capabilities().get("amx_bf16"))
 
 
+def has_wide_bf16() -> bool:
+    """Whether a CPU's bf16 is fast enough for the recipes NAME-amx: Intel's AMX, or AMD's AVX-512 from Zen 5 on.
+
+    Zen 5, which alone of AMD's has AVX512_VP2INTERSECT, multiplies 512 bits at a time: two of its cores train as fast
+    as two with AMX (LOG.md), two of Zen 4 half as fast.
+    """
+    features = cpu_capabilities()
+    zen5 = features.get("avx512_bf16") and features.get("avx512_vp2intersect")
+    return has_amx() or bool(zen5 and features.get("cpu_name", "").startswith("AMD"))
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """The dtype for sums of many numbers: float64, except on Apple's GPUs, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64

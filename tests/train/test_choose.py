@@ -72,14 +72,14 @@ FULL = "as there is no CUDA GPU; --recipe digits is the one for a GPU"
         ("cuda", True, "digits", "recipe digits, as there is a GPU; --recipe digits-cpu is the one for a CPU"),
         ("cpu", False, "digits-cpu", f"recipe digits-cpu, {FULL}"),
         ("mps", False, "digits-cpu", f"recipe digits-cpu, {FULL}"),
-        ("cpu", True, "digits-amx", f"recipe digits-amx, for a processor with AMX, {FULL}"),
+        ("cpu", True, "digits-amx", f"recipe digits-amx, for a processor with AMX or one as fast, {FULL}"),
     ],
 )
 def test_without_a_gpu_the_recipe_for_this_cpu_is_taken_and_said(monkeypatch, device, amx, name, reason):
     found = read_recipe("digits")
     monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-amx", "digits-cpu"])
     monkeypatch.setattr(choose, "pick_device", torch.device)
-    monkeypatch.setattr(choose, "has_amx", lambda: amx)
+    monkeypatch.setattr(choose, "has_wide_bf16", lambda: amx)
     monkeypatch.setattr(choose, "read_recipe", lambda asked, _: found if asked == name else None)
     recipe, _, said = choose_recipe("digits", None, [], device=device)
     assert recipe.optim == found.optim and said == reason
@@ -87,7 +87,7 @@ def test_without_a_gpu_the_recipe_for_this_cpu_is_taken_and_said(monkeypatch, de
 
 def test_without_a_recipe_for_amx_such_a_processor_gets_the_one_for_a_cpu(monkeypatch):
     monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-cpu"])
-    monkeypatch.setattr(choose, "has_amx", lambda: True)
+    monkeypatch.setattr(choose, "has_wide_bf16", lambda: True)
     assert choose.recipe_like("digits", "cpu") == ("digits-cpu", f"recipe digits-cpu, {FULL}")
 
 

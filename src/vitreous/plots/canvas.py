@@ -24,7 +24,7 @@ FONTS = (  # how names of fonts begin that have letters which matplotlib's own l
 )  # fmt: skip
 _told: set[str] = set()  # letters that no font has
 
-BLUE, ROSE, GREEN = "#4477aa", "#cc6677", "#117733"  # colour-blind safe (Paul Tol's)
+BLUE, ROSE, GREEN, SAND = "#4477aa", "#cc6677", "#117733", "#ddaa33"  # colour-blind safe (Paul Tol's)
 
 
 def save(figure: Figure, path: Path) -> None:

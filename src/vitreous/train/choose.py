@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import NAMED, absolute, load, split_source
-from vitreous.device import has_amx, pick_device
+from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import path_of
 from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
@@ -92,8 +92,8 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
     if pick_device(device).type == "cuda":
         return source, f"recipe {source}, as there is a GPU; --recipe {small} is the one for a CPU"
     full = f"as there is no CUDA GPU; --recipe {source} is the one for a GPU"
-    if fast in recipe_names() and has_amx():
-        return fast, f"recipe {fast}, for a processor with AMX, {full}"
+    if fast in recipe_names() and has_wide_bf16():
+        return fast, f"recipe {fast}, for a processor with AMX or one as fast, {full}"
     return small, f"recipe {small}, {full}"
 
 
