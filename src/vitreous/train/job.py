@@ -143,10 +143,10 @@ class Job:
         rows = even_rows(len(self.plain_batches), max(1, WHITENED // math.prod(self.preprocess.image_size)))
         return self.preprocess.normalise(torch.from_numpy(self.plain_batches.images.read(rows, self.preprocess)))
 
-    def describe(self, keep: bool) -> None:
+    def describe(self, new: bool) -> None:
         """Print a summary of data and model, and draw the first batch as the model will see it.
 
-        keep: for a new run, whose findings about the data also go to `train.log`.
+        new: whether the run begins here; then findings about the data also go to `train.log`.
         """
         for line in self.start.lines if self.start else ():
             say(self.console, line)
@@ -162,11 +162,11 @@ class Job:
         )
         chooses = not self.recipe.start.probe  # which few images do not choose
         for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group, chooses):
-            if keep:
+            if new:
                 log.warning(finding)
             else:
                 say(self.console, f"warning: {finding}")
-        if keep and (limit := self.recipe.time_limit) is not None:
+        if new and (limit := self.recipe.time_limit) is not None:
             longer = f"into which the schedule is fitted if all {self.recipe.epochs} epochs take longer"
             say(self.console, f"at most {limit:,g} s, {longer} (time_limit=null: no limit)")
         if self.pictures:

@@ -135,7 +135,7 @@ def fit(
         if seen:
             log.warning(seen)
         job = Job(recipe, data, model, folder, engine, start, console, pictures)
-        engine.from_main(partial(job.describe, keep=not (resume or dry_run)))
+        engine.from_main(partial(job.describe, new=not (resume or dry_run)))
         if dry_run:
             job.estimate()
             return Run(folder)
