@@ -1,5 +1,6 @@
 """What is shared with a model outside its run: the run's record, and a card generated from that record alone."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,11 @@ def hardware(environment: dict[str, Any]) -> str:
         return f"{'one' if processes == 1 else processes} {environment['device']}"
     threads = f"{environment['threads']} thread{'s' * (environment['threads'] > 1)}"
     return f"{environment['processor']}, {f'{processes} processes of ' * (processes > 1)}{threads}"
+
+
+def read_history(run: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file."""
+    if not (run / "metrics.csv").is_file():
+        return []
+    with (run / "metrics.csv").open() as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

@@ -121,7 +121,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: int) -> Callable[[Tensor], Tensor]:
     """A callable of the model for training, compiled as the recipe's `compile` says. The model itself is not changed.
 
-    Raises ValueError if compiling is asked for and there is no compiler.
+    Raises ValueError if compiling is asked for and `compiling_lacks` something.
     """
     if choice == "auto":
         choice = device.type == "cuda" and steps >= WORTH_COMPILING and not compiling_lacks(device)

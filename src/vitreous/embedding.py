@@ -1,5 +1,6 @@
 """Images as features, the input of a model's head, and their nearest neighbours."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Features(NamedTuple):
     """(N,), what `data.group` finds for each image; None if it finds nothing."""
 
 
-def load_features(source: Path | str, arch: str | None = None, revision: str | None = None) -> Bundle:
+def load_features(source: os.PathLike[str] | str, arch: str | None = None, revision: str | None = None) -> Bundle:
     """Load a model for its features, not its head, from any source that `load_weights` reads."""
     return load_weights(source, arch=arch, revision=revision, num_classes=1)[0]
 

@@ -19,7 +19,7 @@ TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # in the messages of
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # one of these tells a run from a lone recipe
 
 
-def path_of(text: Path | str) -> Path:
+def path_of(text: os.PathLike[str] | str) -> Path:
     """A path as the user writes it: ~ and ~name are expanded to home folders that exist."""
     try:
         return Path(text).expanduser()

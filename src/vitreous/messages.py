@@ -4,7 +4,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED", "Storage size")  # torch's
+NO_MEMORY = (  # in torch's messages
+    "out of memory", "not enough memory", "allocate memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "Storage size",
+)  # fmt: skip
 
 
 def lacks_memory(error: Exception) -> bool:

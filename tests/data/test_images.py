@@ -335,6 +335,8 @@ def test_a_split_is_a_dataset_of_images_and_labels(channels):
     split = Split(ArrayImages(pixels(4, channels)), np.arange(4)).take(np.array([3, 1]))
     assert [label for _, label in split] == [3, 1]
     np.testing.assert_array_equal([image for image, _ in split], pixels(4, channels)[[3, 1]])
+    split[0][0][:] = 0  # what was given is the caller's, and the set's pixels stay
+    np.testing.assert_array_equal(split[0][0], pixels(4, channels)[3])
 
 
 def test_an_image_of_a_file_has_its_own_size_and_stands_upright(tmp_path):

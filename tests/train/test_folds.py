@@ -18,10 +18,12 @@ from tiny import CLASSES, Sealed, equal, stripes, tiny_bundle, tiny_recipe, tiny
 from vitreous import plots
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
+from vitreous.embedding import embed_split
 from vitreous.evaluation import evaluate
 from vitreous.metrics import group_figures
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report.compare import read_run
+from vitreous.train import outcome
 from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds
 from vitreous.train.job import Job
@@ -135,7 +137,9 @@ def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message)
         animals.with_fold(1, folds, group=group)
 
 
-def test_what_belongs_together_is_judged_together(animals, tmp_path, caplog):
+def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch, caplog):
+    given = []
+    monkeypatch.setattr(outcome, "fit_temperature", lambda logits, labels, groups: given.append(groups) or 1.0)
     recipe = folds_recipe(data={"group": BY_ANIMAL, "val_fraction": 0.25})
     run = fit_folds(recipe, animals, out=tmp_path / "cv", **quiet())
     with (run.folder / "answers.csv").open() as file:
@@ -147,6 +151,9 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, caplog):
     fold = json.loads((run.folder / "fold-1" / "results.json").read_text())
     for split in ("val", "test"):
         assert 1 < fold[split]["groups"] < 12 and fold[split]["effective_count"] <= fold[split]["count"]
+    assert all({name[:3] for name in groups} == {"cat", "dog"} for groups in given) and len(given) == 3
+    features = embed_split(run.folder / "fold-1", animals)
+    assert features.groups.tolist() == [Path(place).stem.partition("_")[0] for place in features.images]
     again = evaluate(run.folder / "fold-1", animals, split="train", device="cpu")
     assert again["groups"] == 12 and read_run(run.folder).figure("test", "groups") == 12
     strangers = ImageSet.from_arrays(*stripes(6, 2), class_names=("dog", "cat"))  # which are called by no animal

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ from tiny import (
 from vitreous import plots, report
 from vitreous.card import origin
 from vitreous.data.images import ImageSet
+from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
@@ -413,6 +415,9 @@ def test_a_run_will_do_where_its_folder_is_asked_for(trained):
     )
     again = Run.load(run.folder)
     assert again == run and repr(again) == repr(run)
+    assert Run.load("mnist").results and Run.load("mnist").bundle.class_names[3] == "3"
+    with pytest.raises(ValueError, match=r"^nowhere is no run: it has no recipe\.yaml$"):
+        Run.load("nowhere")
     assert [row["val_top1"] for row in again.history] == [float(row["val_top1"]) for row in metrics_rows(run.folder)]
     assert repr(data) == "ImageSet('stripes', 3 classes, images: train 48, test 12)"
     assert repr(run.bundle).startswith("Bundle(ViT of ") and repr(run.bundle).endswith("images 1 x 8 x 8, 3 classes)")
@@ -583,13 +588,19 @@ def test_larger_training_images_change_neither_what_the_model_reads_nor_the_sear
     pixels, labels = stripes(48, side=32)
     data = ImageSet.from_arrays(pixels, labels, val=(pixels[:6], labels[:6]))
     fields = {"model": {"image_size": 8, "patch_size": 4}, "augment": {"crop_scale": (0.5, 1)}}
-    said, runs, jobs, finish = io.StringIO(), [], [], outcome.finish
-    monkeypatch.setattr(outcome, "finish", lambda job: jobs.append(job) or finish(job))
+    said, runs, pixels_of, alive = io.StringIO(), [], [], []
+
+    def recorded(*given, **named):
+        alive.append(sum(pixels() is not None for pixels in pixels_of))
+        batches = Batches(*given, **named)
+        pixels_of.append(weakref.ref(batches._pixels))
+        return batches
+
+    monkeypatch.setattr(job_module, "Batches", recorded)
     for name, times in (("larger", 4), ("plain", 1)):
         recipe = tiny_recipe(**fields, data={"oversize": times})
         runs.append(fit(recipe, data, out=tmp_path / name, pictures=False, console=Console(file=said, width=200)))
-        plain_batches = vars(jobs[-1].plain_batches)
-        assert plain_batches["resident"] == (times == 1) and (plain_batches["_pixels"] is None) == (times > 1)
+    assert alive[:3] == [0, 0, 1]  # the plain images make room for the larger ones; then validation is placed
     assert said.getvalue().count("of 6 validation images") == 2
     larger, plain = (run.bundle.preprocess for run in runs)
     assert larger == plain and larger.image_size == (8, 8)

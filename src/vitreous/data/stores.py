@@ -102,11 +102,11 @@ class Images(ABC):
         return fitted
 
     def at_own_size(self, row: int) -> np.ndarray:
-        """One image as it is, upright: uint8 (C, H, W). Raises BrokenImage."""
+        """A copy of one image as it is, upright: uint8 (C, H, W). Raises BrokenImage."""
         stored = int(self.rows[row])
         try:
             C, H, W = self._shape(stored)
-            return self._fit(stored, Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C))
+            return np.array(self._fit(stored, Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C)))
         except Exception as error:
             raise BrokenImage(f"{self._name(stored)}: {reason(error)}") from error
 

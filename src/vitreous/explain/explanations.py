@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.images import Split
 from vitreous.data.stores import BrokenImage
 from vitreous.explain.attention import open_pass
 from vitreous.explain.faithfulness import Curves, faithfulness, random_order
@@ -125,7 +126,7 @@ class Explanation:
 
 def explain(
     run: Trained,
-    images: Iterable[Asked] | Asked,
+    images: Iterable[Asked] | Asked | Split,
     *,
     method: Method = DEFAULT,
     target: str | None = None,

@@ -1,5 +1,6 @@
 """`push`: upload a finished run's model and its card to a repository on the Hugging Face Hub."""
 
+import os
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ class Pushed(NamedTuple):
     card: str
 
 
-def push_run(run: Path | str, repo: str, *, private: bool = False, dry_run: bool = False) -> Pushed:
+def push_run(run: os.PathLike[str] | str, repo: str, *, private: bool = False, dry_run: bool = False) -> Pushed:
     """Upload a finished run's bundle, record and card to `repo`, owner/name, creating it if needed.
 
     private: create it as private, and require an existing one to be; otherwise the owner's settings apply, public by

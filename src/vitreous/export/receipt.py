@@ -1,5 +1,6 @@
 """The parity receipt: whether an exported model is the same function."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ class Inputs(NamedTuple):
 
 
 def find_inputs(
-    run: Path | str, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
+    run: os.PathLike[str] | str, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
 ) -> Inputs:
     """Images spread evenly over `data`, or else over the split that a run is judged on; noise if the run's are unknown
     or cannot be read."""

@@ -43,7 +43,7 @@ class Recipe(Section):
     the same in float16, with scaled gradients, for GPUs older than bf16."""
     compile: bool | Literal["auto", "reduce-overhead"] = "auto"
     """Compile the model's passes with `torch.compile`; `auto`: on a GPU, for a run of 5,000 steps or more.
-    `reduce-overhead`: with CUDA graphs too."""
+    `reduce-overhead`: with CUDA graphs too, for one process."""
     patience: PositiveInt | None = None
     """Stop after so many epochs without a better validation result."""
     best_by: Literal["top1", "f1_macro", "recall_macro", "loss"] = "top1"

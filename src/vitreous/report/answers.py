@@ -75,8 +75,8 @@ def _results(
         )
         if 0 < first["wrong_groups"] < FEW_GROUPS:
             macro += (
-                f" All mistakes are in {first['wrong_groups']}: with so few, such an interval may hold in nine cases "
-                "of ten rather than 19 of 20."
+                f" All mistakes are in {first['wrong_groups']} of the groups: with so few, such an interval may hold "
+                "in nine cases of ten rather than 19 of 20."
             )
     body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
 <p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>

@@ -15,6 +15,7 @@ import numpy as np
 from rich import markup
 from rich.table import Table
 
+from vitreous.card import read_history
 from vitreous.files import path_of, read_json
 from vitreous.messages import shorten
 from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
@@ -22,7 +23,6 @@ from vitreous.page import write_page
 from vitreous.recipe import flat, read_recipe
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, lay_out, scroll
-from vitreous.train.folder import read_history
 from vitreous.weights.bundle import find_record
 
 # settings that change the pixels of the same images
@@ -69,7 +69,7 @@ class Finished:
         return (self.results.get(split) or {}).get(key)
 
 
-def read_run(run: Path | str) -> Finished:
+def read_run(run: os.PathLike[str] | str) -> Finished:
     """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for anything else."""
     folder = find_record(run) or path_of(run)
     cross = (folder / "fold-1").is_dir()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import UNTESTED, chosen, hardware, origin
+from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
@@ -20,7 +20,6 @@ from vitreous.recipe import Recipe, read_recipe
 from vitreous.report.answers import answer_sections, fold_results_section, fold_sections, results_section
 from vitreous.report.charts import Line, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, gallery, lay_out, scroll, shot
-from vitreous.train.folder import read_history
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them

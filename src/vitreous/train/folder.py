@@ -1,6 +1,5 @@
 """The run folder: names of its files, claiming and locking it, and a record of the environment."""
 
-import csv
 import fcntl
 import itertools
 import logging
@@ -145,11 +144,3 @@ def environment(device: torch.device, precision: str, processes: int) -> dict[st
         "precision": precision,
         "processes": processes,
     }
-
-
-def read_history(run: Path) -> list[dict[str, float]]:
-    """The rows of a run's `metrics.csv`, one per epoch; empty if there is no such file."""
-    if not (run / METRICS).is_file():
-        return []
-    with (run / METRICS).open() as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]

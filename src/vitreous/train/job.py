@@ -130,8 +130,9 @@ class Job:
         size = tuple(round(side * recipe.data.oversize) for side in self.preprocess.image_size)
         whole = {} if self.start else {"crop_fraction": 1.0}  # random crops are cut from whole images
         cut_from = self.preprocess.model_copy(update={"image_size": size} | whole)
-        larger = self.plain_batches
-        if cut_from != self.preprocess:
+        if cut_from == self.preprocess:
+            larger = self.plain_batches
+        else:
             if not (recipe.start.probe or recipe.start.probe_first):  # else they go through the model, too
                 self.plain_batches = self.plain_batches.displaced()
             larger = make(data.train, cut_from)

@@ -1,6 +1,7 @@
 """From a recipe and its data to a finished run folder."""
 
 import copy
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
+from vitreous.card import read_history
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
@@ -21,12 +23,13 @@ from vitreous.recipe import Recipe, flat
 from vitreous.train import outcome
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
-from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment, read_history
+from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import log, say, show_log
 from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import find_record
 
 
 @contextmanager
@@ -47,10 +50,11 @@ class Run:
     results: dict[str, Any] | None = None
 
     @staticmethod
-    def load(folder: Path | str) -> "Run":
-        """A run of before, from its folder."""
-        folder = path_of(folder)
-        file = folder / "results.json"
+    def load(folder: os.PathLike[str] | str) -> "Run":
+        """A run of before, from its folder or a shipped model's name. Raises ValueError where there is none."""
+        if (found := find_record(folder)) is None:
+            raise ValueError(f"{folder} is no run: it has no recipe.yaml")
+        folder, file = found, found / "results.json"
         return Run(folder, read_json(file) if file.exists() else None)
 
     @property
@@ -61,7 +65,7 @@ class Run:
     @property
     def bundle(self) -> Bundle:
         """The trained model, read from the folder."""
-        return Bundle.load(self.folder / "model")
+        return Bundle.load(self.folder)
 
     def __fspath__(self) -> str:
         return str(self.folder)
@@ -101,7 +105,8 @@ def fit(
     `rich.console.Console(quiet=True)` prints nothing.
 
     Raises ValueError for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates
-    it where it stopped; and for a model that its config does not describe.
+    it where it stopped; and for a model that its config does not describe. Raises TypeError for what is no recipe,
+    data or model.
     """
     console = console or Console(quiet=not is_main())
     out = None if out is None else path_of(out)

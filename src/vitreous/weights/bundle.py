@@ -157,7 +157,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
         raise ValueError(f"{file} does not describe a model: {one_line(error)}") from error
 
 
-def find_bundle(run: Path | str) -> Path:
+def find_bundle(run: os.PathLike[str] | str) -> Path:
     """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
     if "://" in str(run):
         raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its file or folder")
@@ -175,7 +175,7 @@ def find_bundle(run: Path | str) -> Path:
     raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
 
 
-def is_shipped(run: Path | str) -> bool:
+def is_shipped(run: os.PathLike[str] | str) -> bool:
     """Whether a name refers to a shipped bundle; a local run or bundle of the same name takes precedence."""
     try:
         return find_bundle(run).parent == SHIPPED
@@ -183,7 +183,7 @@ def is_shipped(run: Path | str) -> bool:
         return False
 
 
-def find_record(run: Path | str) -> Path | None:
+def find_record(run: os.PathLike[str] | str) -> Path | None:
     """The folder with the recipe and training record of a run, of its `model/`, or of a shipped model, if there is
     one."""
     folder = SHIPPED / run if is_shipped(run) else path_of(run)

@@ -91,7 +91,7 @@ class Match(NamedTuple):
 
 
 def load_weights(
-    source: Path | str,
+    source: os.PathLike[str] | str,
     *,
     arch: str | None = None,
     image_size: int | tuple[int, int] | None = None,
@@ -163,7 +163,7 @@ def imagenet_classes() -> tuple[str, ...]:
     return tuple(Path(__file__).with_name("imagenet.txt").read_text().splitlines())
 
 
-def find_weights(source: Path | str, revision: str | None = None) -> Path:
+def find_weights(source: os.PathLike[str] | str, revision: str | None = None) -> Path:
     """The weight file of a source, downloaded from the Hub if needed. Raises ValueError if there is no single one."""
     if isinstance(source, str) and source.startswith("hf:"):
         return _download(source.removeprefix("hf:"), revision)
