@@ -38,20 +38,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def products_are_faster(q: Tensor) -> bool:
     """Whether two matrix products beat `scaled_dot_product_attention` for q (B, h, N, d).
 
-    Milliseconds for forward and backward on two cores with avx512_bf16 and on two with AVX2 alone, torch 2.13, fused
-    and as products (`benchmarks/attention.py`):
+    Milliseconds for forward and backward on two cores with AVX-512 (float32 of an Intel Xeon, bfloat16 of AMD's Zen 5)
+    and on two with AVX2 alone, torch 2.13, fused and as products (`benchmarks/attention.py`):
 
         B, h, N, d         AVX-512: float32         bfloat16     AVX2: float32
-        256, 2, 17, 32                                              5.2    4.4
-        128, 2, 49, 32          8.1     4.4      18.6    2.9        8.2    8.5
-        128, 8, 65, 32         53.0    41.6     105.6   17.4       47.5   44.4
-        32, 6, 197, 64         58.7    64.4      71.9   31.6       80.8   96.0
-        64, 4, 256, 64        139.1   211.8     123.8   56.5      153.7  264.1
-        2, 12, 577, 64         54.4    55.2      61.6   30.0       77.5   81.9
+        256, 2, 17, 32          4.1     3.6      18.9    2.4        5.2    4.4
+        128, 2, 49, 32          6.7     5.9      17.2    2.7        8.2    8.5
+        128, 8, 65, 32         39.5    33.5      96.7   16.7       47.5   44.4
+        32, 6, 197, 64         60.8    63.6      64.5   21.1       80.8   96.0
+        64, 4, 256, 64        115.0   130.4     109.9   38.6      153.7  264.1
+        2, 12, 577, 64         58.7    64.9      54.7   22.3       77.5   81.9
 
-    For the forward pass alone, fused wins at all of these in float32 (10.3 against 12.2 ms at 65 tokens with AVX-512,
-    12.9 against 17.2 with AVX2). Past 1,024 tokens the (N, N) weights take too much memory. GPUs have fused kernels for
-    all of these.
+    For the forward pass alone fused wins in float32 from 49 tokens on (10.3 against 12.2 ms at 65 tokens with AVX-512,
+    12.9 against 17.2 with AVX2), and products in bfloat16 (12.0 and 5.1). Past 1,024 tokens the (N, N) weights take too
+    much memory. GPUs have fused kernels for all of these.
     """
     if q.dtype == torch.bfloat16:
         most = 1024
