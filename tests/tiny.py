@@ -98,8 +98,8 @@ def tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES, **model: Any)
             module.num_batches_tracked.fill_(7)
     last = vit.head[-1] if isinstance(vit.head, torch.nn.Sequential) else vit.head
     torch.nn.init.normal_(last.weight)
-    channels = vit.config.channels
-    return Bundle(vit, Preprocess(image_size=8, mean=(0.4,) * channels, std=(0.2,) * channels), classes)
+    channels, image_size = vit.config.channels, vit.config.image_size
+    return Bundle(vit, Preprocess(image_size=image_size, mean=(0.4,) * channels, std=(0.2,) * channels), classes)
 
 
 def write_images(root: Path, per_class: int, seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Path:

@@ -21,7 +21,6 @@ from vitreous.data.images import ImageSet
 from vitreous.embedding import load_features
 from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
-from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import choose, job, loop
 from vitreous.train.choose import choose_recipe, start_settings
@@ -147,8 +146,7 @@ def test_a_larger_image_size_resamples_the_positions(started, source):
 
 
 def test_an_image_size_is_checked_with_the_patches_of_the_weights(started, tmp_path):
-    bundle = tiny_bundle(image_size=9, patch_size=3)
-    Bundle(bundle.model, Preprocess(image_size=9, mean=(0.4,), std=(0.2,)), CLASSES).save(tmp_path / "nine")
+    tiny_bundle(image_size=9, patch_size=3).save(tmp_path / "nine")
     assert started(weights=tmp_path / "nine", model={"image_size": 15}).bundle.model.config.grid == (5, 5)
     with pytest.raises(ValueError, match="image size 16 is not divisible by patch size 3: use 15 or 18"):
         started("b", weights=tmp_path / "nine", model={"image_size": 16})
