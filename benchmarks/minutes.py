@@ -47,17 +47,19 @@ def timed(results: list[dict]) -> list[Timed]:
 
 def minutes_table(found: list[Timed]) -> str:
     """A row for each recipe and processor, a column for each time limit; other settings only where there is no figure
-    without them."""
+    without them. Parameters are those of the run whose settings differ least from the recipe's."""
     reached: dict[tuple, dict[int, str]] = {}
+    params: dict[tuple, str] = {}
     for run in sorted(found, key=lambda run: run.changes):
         top1 = f"{100 * run.top1:.2f}"
         if run.sd is not None:
             top1 += f" ± {100 * run.sd:.2f} (n = {run.n})"
-        row = reached.setdefault((f"`{run.recipe}`", run.units, run.precision, f"{run.params:,}"), {})
-        row.setdefault(run.minutes, top1 + " *" * (run.changes > 0))
+        of = f"`{run.recipe}`", run.units, run.precision
+        params.setdefault(of, f"{run.params:,}")
+        reached.setdefault(of, {}).setdefault(run.minutes, top1 + " *" * (run.changes > 0))
     columns = sorted({minutes for row in reached.values() for minutes in row})
     head = ["recipe", "two cores with", "precision", "parameters", *(f"{minutes} min" for minutes in columns)]
-    rows = [[*of, *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
+    rows = [[*of, params[of], *(row.get(minutes, "") for minutes in columns)] for of, row in sorted(reached.items())]
     return markdown(head, rows)
 
 

@@ -150,8 +150,8 @@ def pretrained() -> str:
     content = json.loads((RESULTS / "fine-tuning.json").read_text())
     probe, tuned = (content[way]["split"] for way in ("probe", "finetune"))
     return (
-        "The second half of the guide takes a pretrained model. DeiT-Tiny is right for "
-        f"{100 * probe:.2f}% of the same 75 images with a new head alone (`--recipe probe`), for {100 * tuned:.2f}% "
+        "The second half of the guide takes a pretrained model. DeiT-Tiny reaches "
+        f"{100 * probe:.2f}% on the same 75 images with a new head alone (`--recipe probe`), {100 * tuned:.2f}% "
         f"fine-tuned (`--recipe finetune {' '.join(content['finetune']['settings'])}`)."
     )
 

@@ -293,6 +293,11 @@ def test_an_export_that_is_killed_while_it_is_put_in_its_place_can_be_made_anew(
         export_run(run, "pt2", out=tmp_path / "x")
     assert moved == ["parity.json"]
     export_run(run, "pt2", out=tmp_path / "x")
+    moved.clear()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        export_run(run, "pt2", out=tmp_path / "x")
+    assert not (tmp_path / "x" / "model.pt2").exists()  # else it would stand beside the receipt of another
 
 
 def test_a_receipt_fails_beyond_its_tolerance(run):

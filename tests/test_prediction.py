@@ -75,7 +75,9 @@ def test_the_bytes_of_a_file_and_its_picture_are_answered_as_the_file(bundle, fi
         assert [answer[1:] for answer in ask(bundle, asked)] == [answer[1:] for answer in from_files]
     broken = []
     assert ask(bundle, b"no image", broken=broken) == []
-    assert list(map(str, broken)) == ["the image: not an image format that Pillow reads"]
+    assert list(map(str, broken)) == [
+        "the image: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
+    ]
 
 
 def test_probabilities_are_those_at_the_bundles_temperature(bundle, files):
@@ -127,13 +129,13 @@ def test_a_broken_image_is_named_and_the_others_are_answered(bundle, files, tmp_
     expected = ask(bundle, files[:4], batch_size=2)
     assert [(answer.image, answer.classes) for answer in found] == [answer[:2] for answer in expected]
     assert [type(error) for error in broken] == [BrokenImage, BrokenImage]
-    assert str(broken[0]) == f"{bad}: not an image format that Pillow reads"
+    assert str(broken[0]) == f"{bad}: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
     assert str(broken[1]) == f"{missing}: No such file or directory"
 
 
 def test_a_broken_image_stops_everything_where_nobody_takes_note(bundle, files, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
-    with pytest.raises(BrokenImage, match=r"bad\.png: not an image format"):
+    with pytest.raises(BrokenImage, match=r"bad\.png: not a JPEG, PNG"):
         ask(bundle, [files[0], tmp_path / "bad.png"])
 
 
@@ -355,6 +357,13 @@ def test_files_folders_and_patterns_are_found(tree, patterns, expected):
     assert [path.as_posix() for path in image_files(patterns)] == expected
     absolute = [str(tree / pattern) for pattern in patterns]
     assert image_files(absolute) == [tree / path for path in expected]
+
+
+def test_a_tilde_is_the_home_folder(tree, monkeypatch):
+    monkeypatch.setenv("HOME", str(tree))
+    assert image_files(["~/in/b/*.png"]) == [tree / "in" / "b" / "2.png"]
+    Image.new("L", (8, 8)).save(tree / "real.png")
+    assert [p.image for p in predict(tiny_bundle(), "~/real.png", device="cpu")] == ["~/real.png"]
 
 
 @pytest.mark.parametrize(

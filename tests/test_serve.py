@@ -34,7 +34,7 @@ from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
 CURLS = "application/x-www-form-urlencoded"  # what curl says of any bytes
-UNKNOWN = "the image: not an image format that Pillow reads"
+UNKNOWN = "the image: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
 
 
 def encoded(count):
@@ -93,7 +93,7 @@ def test_the_page_shows_each_answer_with_its_evidence(client, bundle):
         assert places == sorted(places)
         before = places[-1]
     assert text.count("data:image/png") == 6 and "by integrated gradients" in text
-    assert "&lt;x&gt;.txt: not an image format that Pillow reads" in text
+    assert "&lt;x&gt;.txt: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture" in text
     assert "<bee>" not in text and "<0>" not in text and "<script" not in text
 
 
@@ -173,7 +173,10 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
 
 def test_a_form_without_a_readable_file_is_refused(client):
     answer = client.post("/", files=[("images", ("x.txt", b"no image")), ("images", ("y.txt", b"none"))])
-    assert answer.status_code == 400 and "y.txt: not an image format that Pillow reads" in answer.text
+    assert (
+        answer.status_code == 400
+        and "y.txt: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture" in answer.text
+    )
 
 
 def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):

@@ -60,7 +60,7 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     on the Hub, if it goes there. The images' local path and the command are left out.
     """
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
-    recipe = read_recipe(str(run / "recipe.yaml"))
+    recipe = read_recipe(run / "recipe.yaml")
     data, environment = read_json(run / "data.json"), read_json(run / "environment.json")
     if not _known_elsewhere(recipe.data.source or ""):
         recipe = recipe.with_options("data", source=None)
@@ -91,7 +91,7 @@ def finished(run: Path) -> dict[str, Any]:
 
 def card(folder: Path, repo: str | None = None) -> str:
     """The model card of a shared folder, from the files in it. repo: owner/name on the Hub, if it is there."""
-    name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(str(folder / "recipe.yaml"))
+    name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(folder / "recipe.yaml")
     data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
     config, preprocess, class_names, temperature = read_config(folder)
     source = recipe.data.source
@@ -104,11 +104,17 @@ def card(folder: Path, repo: str | None = None) -> str:
     limits = [limit] if limit else []
     limits += [
         f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
-        f"Measured on images like those it was trained on; on others it will do worse. {probabilities}",
+        f"On images unlike those it was trained on it will do worse. {probabilities}",
     ]
     alone = "" if results.get("start") else " and nothing else"
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
+    parts = {
+        " from overlapping convolutions": config.patch_embedding == "conv_stem",
+        ", a 3 x 3 convolution in each MLP": config.mlp_conv,
+        ", pooled by attention": config.pool == "attention",
+    }
+    beyond = "".join(part for part, there in parts.items() if there)
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
     home = name if repo else f"models/{name}"
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
@@ -126,7 +132,7 @@ A Vision Transformer that tells the {len(class_names)} classes of {data["name"]}
 {_headline(results)}
 
 - {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
-- {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels (`config.json`)
+- {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels{beyond} (`config.json`)
 - reads {C} x {H} x {W} pixels (channels, rows, columns); pictures of another size are brought to it
 - answers with: {", ".join(map(_as_markdown, class_names))}
 

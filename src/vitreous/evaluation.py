@@ -17,7 +17,16 @@ from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, Images
 from vitreous.files import read_json, write_csv
-from vitreous.metrics import ClassFigures, calibration_error, class_figures, classification_metrics, reliability
+from vitreous.metrics import (
+    ClassFigures,
+    answer_metrics,
+    calibration_error,
+    class_figures,
+    classification_metrics,
+    confusion,
+    group_figures,
+    reliability,
+)
 from vitreous.prediction import eval_batch_size, precision_for, split_logits
 from vitreous.recipe import DataOptions, read_recipe
 from vitreous.weights import Bundle
@@ -25,6 +34,7 @@ from vitreous.weights.bundle import Trained, find_record
 
 log = logging.getLogger("vitreous")
 
+ANSWER = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, if they were decoded
 
 
@@ -54,6 +64,16 @@ class Judged:
     def figures(self) -> dict:
         """Those of `metrics.classification_metrics`, at the bundle's temperature."""
         return classification_metrics(self.logits, self.labels, self.bundle.temperature, self.groups)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """Counts (K, K): row the true class, column the answer."""
+        return confusion(self.logits, self.labels)
+
+    @property
+    def scaled(self) -> Tensor:
+        """The logits divided by the temperature, (N, K), in float64."""
+        return self.logits.double() / self.bundle.temperature
 
 
 def judge(
@@ -99,21 +119,24 @@ def pooled_figures(parts: Sequence[Judged]) -> dict:
     Without `auroc`, as scores of different models have no common order, and `temperature`, as each has its own.
     """
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
-    scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
-    found = [part.groups for part in parts]
-    groups = None if any(part is None for part in found) else np.concatenate(found)
-    figures = classification_metrics(logits, labels, 1.0, groups)
-    del figures["auroc"], figures["temperature"]
-    return figures | {"ece": calibration_error(reliability(scaled, labels))}
+    figures = answer_metrics(logits, labels) | {
+        "ece": calibration_error(reliability(torch.cat([part.scaled for part in parts]), labels)),
+        "ece_unscaled": calibration_error(reliability(logits, labels)),
+        "count": len(labels),
+    }
+    if any(part.groups is None for part in parts):
+        return figures
+    right = (logits.argmax(dim=1) == labels).numpy()
+    return figures | group_figures(right, np.concatenate([part.groups for part in parts]))
 
 
 def write_answers(parts: Iterable[Judged], path: Path) -> None:
-    """One line per image: split, row, location, class, answer, the probabilities of answer and class, and group."""
-    head = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
-    write_csv(path, head, (line for judged in parts for line in _lines(judged)))
+    """One line per image, of `answer_lines`."""
+    write_csv(path, ANSWER, (line for judged in parts for line in answer_lines(judged)))
 
 
-def _lines(judged: Judged) -> Iterator[tuple[object, ...]]:
+def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
+    """The columns `ANSWER` of each image: its location, and the probabilities of answer and class, are among them."""
     probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
@@ -223,7 +246,7 @@ def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
 def record_of(run: Trained) -> tuple[Path | None, DataOptions]:
     """The folder with the record of a run, and its data options; None and the defaults if there is no record."""
     folder = None if isinstance(run, Bundle) else find_record(run)
-    return folder, DataOptions() if folder is None else read_recipe(str(folder / "recipe.yaml")).data
+    return folder, DataOptions() if folder is None else read_recipe(folder / "recipe.yaml").data
 
 
 def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:

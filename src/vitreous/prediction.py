@@ -22,7 +22,7 @@ from vitreous.data.images import Split
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
 from vitreous.device import autocast, pick_precision
-from vitreous.files import write_csv
+from vitreous.files import path_of, write_csv
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -216,7 +216,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     if not isinstance(image, Path | str):
         kind = type(image).__name__
         raise TypeError(f"an image is a path, bytes, a PIL image or an array, not {kind}")
-    return FileImages([image]).read([0], preprocess)[0]
+    return FileImages([path_of(image)]).read([0], preprocess)[0]
 
 
 def image_name(image: Asked) -> str:
@@ -242,15 +242,15 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
     """
     files: list[Path] = []
     for pattern in patterns:
-        path = Path(pattern)
+        path = path_of(pattern)
         if pattern and path.is_dir():
             found = [Path(file) for file in files_below(path)]
         elif pattern and (path.exists() or path.is_symlink()):
             found = [path]
         else:
             root = Path(path.anchor)
-            rest = pattern.removeprefix(path.anchor).lstrip("/")
-            matching = root.glob(rest) if rest else ()
+            rest = str(path).removeprefix(path.anchor).lstrip("/")
+            matching = root.glob(rest) if pattern and rest else ()
             found = sorted(file for file in matching if file.is_file() or _is_dangling(file))
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"

@@ -29,7 +29,7 @@ from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
 from vitreous.prediction import predict
 from vitreous.report.layout import Section, confidence_bar, gallery, lay_out, shot, tiles
-from vitreous.report.pictures import HOW_TO_READ, cheap_method, heated, picture
+from vitreous.report.pictures import cheap_method, heated, how_to_read, picture
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
@@ -99,7 +99,7 @@ class Service:
         with self._room():
             async with _in_time(), request.form(max_files=MOST) as form:
                 given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
-                images = [(upload.filename or "an image", await upload.read()) for upload in given]
+                images = [(as_text(upload.filename or "an image"), await upload.read()) for upload in given]
             if not images:
                 raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
             return self._page(request, *await run_in_threadpool(self._explain, images))
@@ -164,7 +164,7 @@ class Service:
         if not shots:
             return notes, 400
         text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}. "
-        text += HOW_TO_READ
+        text += how_to_read(self.method)
         return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}', 200
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:

@@ -31,8 +31,13 @@ def test_arrays_of_every_layout_give_the_same_pixels(kind, arrange, channels):
     assert made.train.labels.dtype == np.int64 and made.class_names == ("0", "1", "2")
 
 
-def test_squares_of_many_channels_are_channels_first():
-    assert ImageSet.from_arrays(np.zeros((4, 13, 8, 8), np.uint8), [0, 1] * 2).train.images.shape == (13, 8, 8)
+@pytest.mark.parametrize("shape", [(13, 8, 8), (64, 128, 32), (200, 64, 48)])
+def test_squares_and_many_channels_are_channels_first(shape):
+    assert ImageSet.from_arrays(np.zeros((4, *shape), np.uint8), [0, 1] * 2).train.images.shape == shape
+
+
+def test_a_dozen_channels_may_be_last():
+    assert ImageSet.from_arrays(np.zeros((4, 64, 128, 12), np.uint8), [0, 1] * 2).train.images.shape == (12, 64, 128)
 
 
 def test_gray_arrays_need_no_channel():
@@ -305,7 +310,7 @@ def test_a_file_key_changes_with_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "not an image format"), (b"hello", "not an image format"), (None, "No such file"), ("half", "truncated")],
+    [(b"", "not a JPEG, PNG"), (b"hello", "not a JPEG, PNG"), (None, "No such file"), ("half", "truncated")],
 )
 def test_a_broken_file_is_named_with_its_reason(tmp_path, content, reason):
     file = tmp_path / "x.png"
@@ -347,7 +352,9 @@ def test_an_image_of_a_file_has_its_own_size_and_stands_upright(tmp_path):
     assert label == 2
     np.testing.assert_array_equal(image, np.rot90(pixels(1, 3, 9)[0][:, :5], -1, axes=(1, 2)))
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(BrokenImage, match=r"a\.png: not an image format that Pillow reads$"):
+    with pytest.raises(
+        BrokenImage, match=r"a\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture$"
+    ):
         Split(FileImages([tmp_path / "a.png"]), np.array([2]))[0]
 
 

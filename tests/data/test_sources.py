@@ -1,6 +1,7 @@
 """Every kind of source gives the right pixels, labels and class names, or one clear line."""
 
 import gzip
+import io
 import os
 import pickle
 import shutil
@@ -19,6 +20,7 @@ from image_samples import (
     write_folder,
     write_parquet,
 )
+from PIL import Image
 from tiny import write_images
 
 from vitreous.data import parquet, sources
@@ -92,28 +94,29 @@ def test_a_class_folder_becomes_a_set(tmp_path):
     np.testing.assert_array_equal(read(pets.train), np.concatenate([expected[3:], expected[:3]]))
 
 
-def test_image_files_have_many_endings(tmp_path):
-    write_folder(tmp_path, {"ant": 1, "bee": 1})
-    endings = [
-        "jpg",
-        "JPEG",
-        "jpe",
-        "jfif",
-        "webp",
-        "bmp",
-        "gif",
-        "tif",
-        "tiff",
-        "ppm",
-        "pgm",
-        "pbm",
-        "avif",
-        "jp2",
-        "txt",
-    ]
-    for ending in endings:
-        (tmp_path / "ant" / f"photo.{ending}").write_bytes(encoded(pixels(1)[0]))
-    assert len(load(tmp_path).train) == 2 + len(endings) - 1  # the text is no image
+ENDINGS = ("jpg", "JPEG", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pnm", "avif")
+ENDINGS += ("jp2", "j2k", "j2c", "jpx", "jpf")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_image_files_have_many_endings_and_formats(tmp_path, ending):
+    write_folder(tmp_path, {"ant": 0, "bee": 1})
+    colour = np.full((3, 8, 8), [[[200]], [[90]], [[30]]], np.uint8)
+    Image.fromarray(colour.transpose(1, 2, 0)).save(tmp_path / "ant" / f"photo.{ending}")
+    (tmp_path / "ant" / "photo.txt").write_text("no image")
+    found = load(tmp_path).train
+    assert found.labels.tolist() == [0, 1]
+    shown = found.images.read([0], Preprocess(image_size=8, mean=(0.5,) * 3, std=(0.5,) * 3))[0]
+    np.testing.assert_allclose(shown.astype(float), colour, atol=40 if ending == "gif" else 6)
+
+
+@pytest.mark.parametrize(("ending", "mode"), [("pgm", "L"), ("pbm", "1"), ("pfm", "F")])
+def test_netpbm_of_one_channel_is_gray(tmp_path, ending, mode):
+    write_folder(tmp_path, {"ant": 0, "bee": 0})
+    for name in ("ant", "bee"):
+        Image.new(mode, (8, 8), 1).save(tmp_path / name / f"photo.{ending}")
+    found = load(tmp_path).train
+    assert found.images.shape == (1, 8, 8) and len(found) == 2
 
 
 @pytest.mark.parametrize("validation", ["val", "valid", "validation"])
@@ -555,6 +558,14 @@ def test_a_pickle_that_calls_anything_is_refused_and_not_run(tmp_path, capsys, f
     assert capsys.readouterr().out == ""
 
 
+def test_a_pickle_imports_no_other_module_of_numpy(tmp_path):
+    for name in (*BATCHES, "test_batch", "batches.meta"):
+        (tmp_path / name).write_bytes(b"cnumpy.f2py.__main__\ndtype\n.")  # which would run as a program
+    with pytest.raises(ValueError, match=r"it calls numpy\.f2py\.__main__\.dtype, which no data needs"):
+        load(tmp_path)
+    assert "numpy.f2py.__main__" not in sys.modules
+
+
 @pytest.mark.parametrize(("content", "reason"), [({"x": 1}, "it has no b'data'"), ([1], "list indices"), ("a", "str")])
 def test_a_pickle_of_something_else_is_named(tmp_path, content, reason):
     for name in (*BATCHES, "test_batch", "batches.meta"):
@@ -739,13 +750,36 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeyp
         load(folder)
 
 
+def test_files_of_a_split_are_not_joined_with_those_of_a_similar_name(tmp_path, caplog):
+    for name in ("train-00000-of-00002-1f2e", "train-00001-of-00002-3d4c", "train_noisy-00000-of-00001", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", {"image": hub_images(pixels(4)), "label": [0, 1] * 2})
+    found = load(tmp_path)
+    assert (len(found.train), len(found.test)) == (8, 4)
+    assert "files named only somewhat like train are left out: train_noisy-00000-of-00001.parquet" in caplog.text
+
+
+def test_a_parquet_file_that_is_sorted_by_class_is_sampled_in_all_its_parts(tmp_path):
+    """Gray images of the first class make no gray set."""
+    gray, colour = pixels(6, 1), pixels(18, 3)
+    columns = {"image": hub_images([*gray, *colour]), "label": [0] * 6 + [1] * 18}
+    write_parquet(tmp_path / "x.parquet", columns, row_group_size=6)
+    assert load(tmp_path / "x.parquet").train.images.shape == (3, 8, 8)
+
+
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
 
 
-def test_a_program_in_the_guise_of_a_picture_is_not_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("within", [False, True])
+def test_a_program_in_the_guise_of_a_picture_is_not_run(tmp_path, monkeypatch, within):
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("it was run"))
-    (tmp_path / "x.jpg").write_bytes(EPS)
+    fields = {(3, 20): b"\x00\x08", (3, 30): b"\x00\x08", (3, 60): b"\x01\x00", (3, 120): b"\x05"}
+    fields |= {(8, 10): EPS}  # a picture within another
+    wrapped = b"".join(b"\x1c" + bytes(key) + len(value).to_bytes(2, "big") + value for key, value in fields.items())
+    assert Image.open(io.BytesIO(wrapped)).format == "IPTC"
+    (tmp_path / "x.jpg").write_bytes(wrapped if within else EPS)
     images = FileImages([tmp_path / "x.jpg"])
     for ask in (lambda: images.read([0], Preprocess(image_size=8, mean=(0.5,), std=(0.5,))), lambda: images.shape):
-        with pytest.raises(BrokenImage, match="not an image format that Pillow reads"):
+        with pytest.raises(
+            BrokenImage, match="not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
+        ):
             ask()

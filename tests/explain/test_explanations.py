@@ -16,6 +16,7 @@ from vitreous.data.stores import BrokenImage
 from vitreous.explain import METHODS, evidence, explain, explanation_maps
 from vitreous.explain.explanations import class_index, explained_at_once, stems
 from vitreous.model import ViTConfig
+from vitreous.plots import overlay
 
 
 @pytest.fixture
@@ -96,6 +97,51 @@ def test_head_attention_is_that_of_the_class_token(files):
     row = trace.attention[0][0, :, 0, 1:]
     np.testing.assert_allclose(explained.attention, (row / row.sum(1, keepdim=True)).view(2, 2, 2), atol=1e-5)
     assert explained.layer == 1
+    elsewhere = trace.attention[0][0, :, 0, 0]  # the class token's attention to itself
+    np.testing.assert_allclose(explained.attention_elsewhere, elsewhere, atol=1e-5)
+
+
+def test_an_empty_image_is_asked_about_at_the_bundles_temperature(files):
+    hot = dataclasses.replace(tiny_bundle(), temperature=3.0)
+    (found,) = explain(hot, files[0], target="bee", device="cpu")
+    with torch.no_grad():
+        logits = hot.model(torch.zeros(1, 1, 8, 8))
+    assert found.empty_probability == pytest.approx((logits / 3).softmax(dim=1)[0, 1].item(), abs=1e-5)
+
+
+def test_a_figure_shows_the_numbers_it_was_given(files, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    (found,) = explain(tiny_bundle(), files[0], curves=True, device="cpu")
+    found = dataclasses.replace(
+        found, classes=("ant",), probabilities=(0.7,), target="bee", target_probability=0.2, against="cat",
+        against_probability=0.1, empty_probability=0.33,
+    )  # fmt: skip
+    found.save(tmp_path / "x")
+    by_title = {axes.get_title(): axes for axes in made[0].get_axes() if axes.get_title()}
+    answer = by_title["the model's answer\n(to an empty image, bee: 33.0%)"]
+    assert [label.get_text() for label in answer.get_yticklabels()] == ["ant", "bee", "cat"]
+    assert [patch.get_width() for patch in answer.patches] == [0.7, 0.2, 0.1]
+    curves = by_title[
+        "probability of bee, of the two classes, as patches go\n(mean colour) or come (into a blurred image)"
+    ]
+    drawn = [line.get_ydata() for line in curves.lines]
+    expected = (found.curves.deletion, found.random_curves.deletion, found.curves.insertion)
+    for line, values in zip(drawn, (*expected, found.random_curves.insertion), strict=True):
+        np.testing.assert_allclose(line, values[0])
+    labels = [line.get_label() for line in curves.lines]
+    assert labels[0] == f"deletion, area {found.curves.deletion_area.item():.2f}"
+    assert labels[2] == f"insertion, area {found.curves.insertion_area.item():.2f}"
+    for head in (0, 1):
+        peak, rest = found.attention[head].max(), found.attention_elsewhere[head]
+        (shown,) = by_title[f"{head + 1}: {peak * (1 - rest):.0%} + {rest:.0%}"].images
+        np.testing.assert_array_equal(shown.get_array(), overlay(found.pixels / 255, found.attention[head]))
+
+
+def test_the_brightest_patch_is_where_the_map_is_largest():
+    shown = overlay(np.zeros((1, 4, 6)), np.array([[0, 0, 0], [0, 0, 1.0]]), side=6)
+    bright = shown.sum(axis=2) > 300
+    assert shown.shape == (4, 6, 3) and bright[2:, 4:].all() and bright.sum() == 4
 
 
 def test_batches_are_bounded_by_the_attention_weights_they_keep():
@@ -126,6 +172,11 @@ def test_an_answer_is_explained_against_another_class(files, tmp_path):
     rows = [torch.tensor([bundle.class_names.index(name)]) for name in (likeliest, second)]
     np.testing.assert_allclose(found.map, evidence(bundle, pixels, rows[0], against=rows[1])[0], atol=1e-6)
     assert not np.allclose(found.map, plain.map, atol=1e-3)
+    assert found.against_probability == found.probabilities[1] and plain.against_probability is None
+    (contrast,) = explain(bundle, files[0], against=second, curves=True, device="cpu")
+    share = found.probabilities[0] / sum(found.probabilities[:2])
+    assert contrast.curves.deletion[0, 0].item() == pytest.approx(share, abs=1e-5)
+    assert contrast.random_curves.insertion[0, -1].item() == pytest.approx(share, abs=1e-5)
     turned = next(explain(bundle, files[0], against=likeliest, device="cpu"))
     assert turned.target == second  # the likeliest of the others
     found.save(tmp_path / "x")
@@ -173,7 +224,9 @@ def test_broken_images_are_noted_or_raised(files, tmp_path):
     broken = []
     assert len(list(explain(tiny_bundle(), [files[0], bad, files[1]], device="cpu", broken=broken))) == 2
     assert len(broken) == 1 and "bad.png" in str(broken[0])
-    with pytest.raises(BrokenImage, match=r"bad\.png: not an image format that Pillow reads"):
+    with pytest.raises(
+        BrokenImage, match=r"bad\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
+    ):
         list(explain(tiny_bundle(), bad, device="cpu"))
 
 

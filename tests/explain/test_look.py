@@ -57,6 +57,14 @@ def test_filters_of_a_stem_are_what_its_tokens_change_by(stem, field):
     torch.testing.assert_close((window * filters).sum(dim=(1, 2, 3)), change, atol=1e-7, rtol=1e-3)
 
 
+def test_looking_at_a_model_in_training_leaves_its_batch_statistics_alone():
+    model = small(patch_embedding="conv_stem", stem_channels=(4,))
+    expected = patch_filters(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.testing.assert_close(patch_filters(model.train()), expected)
+    assert model.training and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize(("patch", "field"), [(1, (11, 11)), ((4, 2), (13, 11))])
 def test_filters_of_a_stem_are_as_wide_as_it_sees_however_small_its_patches(patch, field):
     model = small(patch_embedding="conv_stem", stem_channels=(4, 4, 4, 4), patch_size=patch, image_size=8)

@@ -13,6 +13,7 @@ from browser import CONTRAST, UNREADABLE, Browser
 from PIL import Image
 from tiny import CLASSES, tiny_bundle
 
+from vitreous.explain.attention import open_pass
 from vitreous.explain.listing import code, colored
 from vitreous.explain.walk import walk
 from vitreous.model.attention import attention_weights
@@ -85,6 +86,17 @@ def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
     assert f"It answers {CLASSES[probabilities.argmax()]} with {probabilities.max():.1%}" in reader.text
     assert all(f"{p:.1%}" in reader.text for p in probabilities.tolist())
     assert reader.text.count("If the model ended here") == config.depth
+    with torch.no_grad():
+        seen = open_pass(bundle.model, bundle.preprocess.normalise(pixels))
+    row, prefix = seen.pool.mean(dim=1), config.prefix
+    for weights in seen.attention:
+        for head, each in enumerate(weights[0], start=1):
+            read = row[0] @ each
+            caption = f"head {head}, at most {read[prefix:].max():.0%}"
+            assert caption + (f" + {read[:prefix].sum():.0%}" if prefix else "") in reader.text
+    after = config.norm_after_pool
+    assert ("LN(1/N" in reader.text) == (after and config.pool == "mean")
+    assert ("(B, N, D) → (B, 2 D) = (1, 32)" in reader.text) == (config.pool == "cls_mean")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +138,9 @@ def test_short_code_is_open_and_long_code_waits_for_a_click():
 def test_what_is_no_image_is_one_line(tmp_path):
     bad = tmp_path / "x.png"
     bad.write_text("x")
-    with pytest.raises(ValueError, match=r"x\.png: not an image format that Pillow reads"):
+    with pytest.raises(
+        ValueError, match=r"x\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
+    ):
         walk(tiny_bundle(), bad, out=tmp_path / "page.html", device="cpu")
     assert not (tmp_path / "page.html").exists()
 

@@ -37,7 +37,8 @@ def evaluate(
     if out is not None:
         check_folder(out)
         files = [out / name for name in ("results.json", "answers.csv", "classes.csv", "report.html")]
-        check_free(files, files[0], '"ece_unscaled"')
+        results, answers, classes, report = files
+        check_free(files, results, '"ece_unscaled"')
     model = asked_model(run, arch, revision)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
@@ -47,24 +48,22 @@ def evaluate(
         print(f"there are no test images: judged on {judged.name}")
     if out is not None:
         from vitreous.device import pick_device
-        from vitreous.metrics import confusion
         from vitreous.prediction import precision_for
         from vitreous.report import evaluation_report
         from vitreous.train.folder import environment
 
         where = pick_device(device)
-        write_json(out / "results.json", {judged.name: judged.figures})
-        write_answers([judged], out / "answers.csv")
-        counts = {judged.name: confusion(judged.logits, judged.labels)}
-        write_classes(counts, judged.bundle.class_names, out / "classes.csv")
+        write_json(results, {judged.name: judged.figures})
+        write_answers([judged], answers)
+        write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
         evaluation_report(
-            out / "report.html",
+            report,
             judged,
             model=run,
             data=data,
             environment=environment(where, precision_for(model, "auto", where), 1),
         )
-        print(f"report: {out / 'report.html'}")
+        print(f"report: {report}")
 
 
 def predict(
@@ -149,10 +148,10 @@ def embed(
     device: Device = "auto",
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
-    from vitreous import embedding
     from vitreous.cli.asked import is_row, stored_image
     from vitreous.data.sources import load
     from vitreous.embedding import (
+        MADE_BY,
         embed_image,
         embed_split,
         find_nearest,
@@ -166,7 +165,7 @@ def embed(
     from vitreous.prediction import own_precision
 
     if out is not None:
-        check_file(out, ".parquet", embedding.MADE_BY)
+        check_file(out, ".parquet", MADE_BY)
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
     place = Path(image_set.source.removesuffix(f":{image_set.label}"))
@@ -180,13 +179,13 @@ def embed(
     options = None
     with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
         _, options = record_of(run)
-    embed = partial(
+    features_of = partial(
         embed_split, bundle, image_set, device=device, precision=precision, options=options, skip_broken=skip_broken
     )
-    own = embed(split)
+    own = features_of(split)
     among, how = None, "leave-one-out" if own.groups is None else "leave-one-group-out"
     if split != "train":
-        among = embed("train")
+        among = features_of("train")
         how = "neighbours from train"
     used, accuracy = voters(own, among, k), knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {used}-NN {accuracy:.2%}, {how}")

@@ -51,7 +51,8 @@ def explain(
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]
-    question = {"of": target, "against": against}
+    by = None if method == DEFAULT else method
+    question = {"of": target, "against": against, "by": by, "block": layer, "head": head}
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
     stem_of = dict(zip(map(image_name, asked), stems(names, out, ending), strict=True))
     bundle, broken = Bundle.of(model), []
@@ -59,7 +60,7 @@ def explain(
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
         explanation.save(stem)
-        rival = "" if against is None else f" against {against}"
+        rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
     report_broken(broken)
 

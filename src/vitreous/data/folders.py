@@ -11,9 +11,9 @@ from vitreous.messages import shorten
 log = logging.getLogger("vitreous")
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".avif", ".jp2"}
+IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".avif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf"}
 UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
-UNREAD |= {".raw", ".svg"}  # pictures, but not for Pillow
+UNREAD |= {".raw", ".svg", ".jxl", ".tga", ".psd", ".exr", ".hdr", ".eps", ".ico", ".fits"}  # pictures of other kinds
 UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
+from vitreous.files import write_json
 from vitreous.messages import lacks_memory
 from vitreous.preprocess import Preprocess, channel_statistics
 
@@ -253,8 +254,9 @@ def _cached(
                 os.posix_fallocate(whole_file.fileno(), 0, unfinished.stat().st_size)
         broken = _decode_all(whole, preprocess, array, progress)
         array.flush()
-        notes.write_text(json.dumps(broken))
+        notes.unlink(missing_ok=True)  # pixels without notes are decoded again, unlike those with another's
         unfinished.replace(file)
+        write_json(notes, broken)
     except OSError as error:
         more = "make room there, or name another folder as VITREOUS_CACHE"
         raise OSError(f"cannot keep decoded images in {file.parent}: {error.strerror or error}: {more}") from error

@@ -102,11 +102,14 @@ def _all_of(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
+NUMPY = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
+
+
 class _ArraysOnly(pickle.Unpickler):
     """Loads plain values and numpy arrays, and refuses everything else that a pickle could call."""
 
     def find_class(self, module: str, name: str):
-        if module.split(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
+        if module not in NUMPY or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
             raise pickle.UnpicklingError(f"it calls {module}.{name}, which no data needs")
         return super().find_class(module, name)
 

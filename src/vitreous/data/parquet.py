@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
-from vitreous.data.stores import SAMPLE, Images, header_shape, identity, open_picture
-from vitreous.messages import first_line
+from vitreous.data.stores import SAMPLE, Images, even_rows, header_shape, identity, open_picture
+from vitreous.messages import first_line, shorten
 
 log = logging.getLogger("vitreous")
 
 LARGE_GROUP = 1 << 30  # bytes of a row group above which a warning is logged
+SAMPLED_GROUPS = 4  # row groups from which images are read for channels and size
 HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 
 
@@ -95,9 +96,11 @@ class ParquetImages(Images):
         file, _ = self.groups[self._group(row)]
         return f"{self.files[file]}: row {row - self.firsts[file]}"
 
-    def _sample_rows(self):  # from one row group, as each costs a read
+    def _sample_rows(self):  # from a few row groups, as each costs a read; files may be sorted by class
         group = np.searchsorted(self.starts, self.rows, side="right")
-        return self.rows[group == group[0]][:SAMPLE]
+        there = np.unique(group)
+        there = there[even_rows(len(there), SAMPLED_GROUPS)]
+        return np.concatenate([self.rows[group == one][: SAMPLE // len(there)] for one in there])
 
     def __getstate__(self):
         return self.__dict__ | {"_held": {}, "_lock": None}
@@ -130,6 +133,11 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
         log.warning("%s: files of no known split are left out: %s", source, names)
     elif nameless:
         of_split["train"] = nameless
+    for split, paths in of_split.items():
+        exact = [path for path in paths if SPLITS.get(_series(path)) == split]
+        if exact and (others := sorted({path.name for path in paths} - {path.name for path in exact})):
+            log.warning("%s: files named only somewhat like %s are left out: %s", source, split, shorten(others, 5))
+            of_split[split] = exact
     if "train" not in of_split:
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
     if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:
@@ -163,6 +171,11 @@ def _split_of(file: Path) -> str:
     """train, val or test: the first such word in the name of the file, then of its folder; "" if there is none."""
     words = re.split(r"[^a-z]+", f"{file.stem} {file.parent.name}".lower())
     return next((SPLITS[word] for word in words if word in SPLITS), "")
+
+
+def _series(file: Path) -> str:
+    """The name that the numbered files of a series share: `train` of train-00000-of-00002-1f2e.parquet."""
+    return re.sub(r"[-_.]?\d+(-of-\d+.*)?$", "", file.stem).lower()
 
 
 def check_complete(files: list[Path], source: str) -> None:

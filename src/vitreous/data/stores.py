@@ -16,7 +16,10 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.preprocess import Preprocess, orientation
 
+FORMATS = {"JPEG": "JPEG", "PNG": "PNG", "TIFF": "TIFF", "WEBP": "WebP", "BMP": "BMP", "GIF": "GIF", "AVIF": "AVIF"}
+FORMATS |= {"JPEG2000": "JPEG 2000", "PPM": "Netpbm"}  # Pillow's names -> ours
 SAMPLE = 64  # images whose headers are read for channels and size
+MOST_LAST = 16  # channels of an array that has them last, if not 1 or 3
 MAPPED = 16  # images that stay mapped, each with up to 2 MB of the file around it
 
 
@@ -223,7 +226,7 @@ class ArrayImages(Images):
 
 
 class FileImages(Images):
-    """Image files of any kind that Pillow reads. columns: their values in a table, by name. root: the set's folder."""
+    """Image files in `FORMATS`. columns: their values in a table, by name. root: the set's folder."""
 
     def __init__(
         self, paths: Sequence[str | Path], columns: dict[str, list[str]] | None = None, root: Path | None = None
@@ -299,7 +302,8 @@ def even_rows(count: int, most: int) -> np.ndarray:
 def as_pixels(images) -> np.ndarray:
     """Convert images in an array or tensor to uint8 (N, C, H, W).
 
-    Takes (N, H, W), (N, H, W, C) or (N, C, H, W), as uint8 or as floats in 0..1.
+    Takes (N, H, W), (N, H, W, C) or (N, C, H, W), as uint8 or as floats in 0..1. Channels are last where there are 1 or
+    3 of them, or at most `MOST_LAST` and fewer than there would be if they were first.
     """
     if isinstance(images, torch.Tensor):
         images = images.detach().cpu()
@@ -310,7 +314,8 @@ def as_pixels(images) -> np.ndarray:
     if images.ndim != 4 or not images.size:
         raise ValueError(f"images of shape {images.shape}: give (N, H, W), (N, H, W, C) or (N, C, H, W)")
     first, last = images.shape[1], images.shape[3]
-    if first not in (1, 3) and (last in (1, 3) or (last < first and images.shape[2] != last)):  # squares: C, H, W
+    fewer = last < first and last <= MOST_LAST and images.shape[2] != last  # squares: C, H, W
+    if first not in (1, 3) and (last in (1, 3) or fewer):
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
     if images.dtype == np.uint8:
         return images
@@ -328,7 +333,7 @@ def as_text(name: str | Path) -> str:
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return "not an image format that Pillow reads"
+        return f"not a {', '.join(list(FORMATS.values())[:-1])} or Netpbm picture"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than the {2 * Image.MAX_IMAGE_PIXELS:,} pixels that Pillow opens: make it smaller"
     if isinstance(error, IsADirectoryError):
@@ -337,12 +342,11 @@ def reason(error: Exception) -> str:
 
 
 def open_picture(source: str | Path | BinaryIO) -> Image.Image:
-    """Open a picture from an untrusted source, by its content: no EPS, for which Pillow starts a program."""
-    image = Image.open(source)
-    if image.format == "EPS":
-        image.close()
-        raise UnidentifiedImageError("EPS is a program and not a picture")
-    return image
+    """Open a picture from an untrusted source, by its content and in `FORMATS` alone.
+
+    Of the others that Pillow knows, some start a program (EPS, also within IPTC) or decode in Python, byte by byte.
+    """
+    return Image.open(source, formats=list(FORMATS))
 
 
 def header_shape(image: Image.Image) -> tuple[int, int, int]:

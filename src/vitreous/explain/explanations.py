@@ -29,7 +29,7 @@ from vitreous.explain.methods import (
 from vitreous.files import check_free, path_of, write_json
 from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
-from vitreous.prediction import Asked, read_batches
+from vitreous.prediction import Asked, evaluating, read_batches
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
@@ -53,6 +53,10 @@ class Explanation:
     against: str | None
     """The class it is contrasted with, if requested."""
     target_probability: float
+    against_probability: float | None
+    empty_probability: float
+    """The target's probability for an image of the mean colour and nothing else, from which the default method starts
+    and at which deletion ends."""
     method: Method
     layer: int
     """The block shown in `attention`, counted from 1."""
@@ -63,16 +67,20 @@ class Explanation:
     """(rows, columns)."""
     attention: np.ndarray
     """(h, rows, columns): what the class token, or the pooled patches, attend to in block `layer`, head by head."""
+    attention_elsewhere: np.ndarray
+    """(h,): the share of this attention that goes to class token and registers, and is left out of the maps."""
     curves: Curves | None
-    """Deletion and insertion of this image, B = 1, if requested."""
+    """Deletion and insertion of this image, B = 1, if requested: of the target's probability, or, if contrasted, of its
+    share in the probability of the two classes."""
     random_curves: Curves | None
     """The same for random patch orders, averaged over several."""
 
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the figure."""
-        said = ("image", "classes", "probabilities", "target", "target_probability", "against")
-        content = {key: getattr(self, key) for key in (*said, "method", "layer", "head")}
-        content |= {key: getattr(self, key).round(6).tolist() for key in ("map", "rollout", "attention")}
+        said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
+        content = {key: getattr(self, key) for key in (*said, "empty_probability", "method", "layer", "head")}
+        maps = ("map", "rollout", "attention", "attention_elsewhere")
+        content |= {key: getattr(self, key).round(6).tolist() for key in maps}
         if self.curves is not None:
             content["areas"] = {
                 name: {"deletion": curves.deletion_area.mean().item(), "insertion": curves.insertion_area.mean().item()}
@@ -90,7 +98,10 @@ class Explanation:
             pairs["insertion"] = (self.curves.insertion, self.random_curves.insertion)
             shares = self.curves.shares
             curves = {kind: [x.flatten().cpu().numpy() for x in (shares, *pair)] for kind, pair in pairs.items()}
-        heads = dict(enumerate(self.attention, start=1))
+        heads = dict(enumerate(zip(self.attention, self.attention_elsewhere, strict=True), start=1))
+        bars = dict(zip(self.classes, self.probabilities, strict=True)) | {self.target: self.target_probability}
+        if self.against is not None:
+            bars[self.against] = self.against_probability
         write_json(stem.with_name(stem.name + ".json"), self.to_json())  # first: it marks the picture as ours
         method = self.method.replace("_", " ")
         if self.method in ("attention", "grad_cam"):
@@ -106,9 +117,10 @@ class Explanation:
             patch_size=tuple(
                 side // patches for side, patches in zip(self.pixels.shape[1:], self.map.shape, strict=True)
             ),
-            top=list(zip(self.classes, self.probabilities, strict=True)),
-            target=(self.target, self.target_probability),
+            bars=bars,
+            target=self.target,
             against=self.against,
+            empty=self.empty_probability,
             of_class=self.method not in CLASSLESS,
             maps={method: self.map, **other},
             heads=heads if self.head is None else {self.head: heads[self.head]},
@@ -173,8 +185,9 @@ def _explain_batch(
     model, config = bundle.model, bundle.model.config
     layer = layer or config.depth
     images = bundle.preprocess.normalise(torch.from_numpy(pixels).to(device))
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         seen = open_pass(model, images)
+        empty = (model(torch.zeros_like(images[:1])) / bundle.temperature).softmax(dim=1)[0]  # (K,)
     row = seen.pool.mean(dim=1)  # (B, N)
     probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
     top = probabilities.topk(min(TOP, config.num_classes), dim=1)
@@ -184,13 +197,14 @@ def _explain_batch(
         targets = torch.where(targets == others, top.indices[:, 1], targets)
     maps = explanation_maps(model, images, method, targets, layer, head, others)
     heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
+    elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
     flow = rollout(seen.attention, row)
 
     heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
     measured = random = None
     if curves:
-        measured = faithfulness(model, images, maps, targets, bundle.temperature)
-        random = random_order(model, images, targets, bundle.temperature)
+        measured = faithfulness(model, images, maps, targets, bundle.temperature, others)
+        random = random_order(model, images, targets, bundle.temperature, others)
     for i, name in enumerate(names):
         yield Explanation(
             image=name,
@@ -200,12 +214,15 @@ def _explain_batch(
             target=bundle.class_names[int(targets[i])],
             against=None if against is None else bundle.class_names[against],
             target_probability=probabilities[i, targets[i]].item(),
+            against_probability=None if against is None else probabilities[i, against].item(),
+            empty_probability=empty[targets[i]].item(),
             method=method,
             layer=layer,
             head=head,
             map=host_maps[i],
             rollout=flow[i],
             attention=heads[i],
+            attention_elsewhere=elsewhere[i],
             curves=measured.of(i) if measured else None,
             random_curves=random.of(i) if random else None,
         )

@@ -14,7 +14,7 @@ ORDERS = 4  # random orders that `random_order` averages over
 
 
 class Curves(NamedTuple):
-    """The probability of a class as patches of an image are removed, or inserted, in order of importance."""
+    """The probability of a class, or its share in that of two, as patches of an image go or come by importance."""
 
     shares: Tensor
     """(S + 1,): the share of patches removed or inserted, from 0 to 1."""
@@ -40,14 +40,21 @@ class Curves(NamedTuple):
 
 @torch.no_grad()
 def faithfulness(
-    model: ViT, images: Tensor, maps: Tensor, target: Tensor | None = None, temperature: float = 1.0
+    model: ViT,
+    images: Tensor,
+    maps: Tensor,
+    target: Tensor | None = None,
+    temperature: float = 1.0,
+    against: Tensor | None = None,
 ) -> Curves:
     """Deletion and insertion curves of maps (B, rows, columns) for normalised images (B, C, H, W).
 
     target: (B,), the classes whose probability is measured (default: the likeliest of each image); temperature: divides
-    the logits. Deleted patches are set to normalised zero, the mean colour of the training images or the one that the
-    starting weights assume; insertion starts from the image blurred by a Gaussian as wide as a patch. Patches of equal
-    importance are taken in a random order, the same for every call. Source: Petsiuk et al. 2018 (RISE), section 4.3.
+    the logits. against: (B,), for maps of the target against another class: measured is the target's share in the
+    probability of the two. Deleted patches are set to normalised zero, the mean colour of the training images or the
+    one that the starting weights assume; insertion starts from the image blurred by a Gaussian as wide as a patch.
+    Patches of equal importance are taken in a random order, the same for every call. Source: Petsiuk et al. 2018
+    (RISE).
     """
     rows, columns = model.grid
     if maps.shape != (len(images), rows, columns):
@@ -68,19 +75,30 @@ def faithfulness(
                 (deletion, torch.where(pixels, 0, whole)),
                 (insertion, torch.where(pixels, whole, blurred[part, None])),
             ):
-                logits = model(mixed.flatten(0, 1)) / temperature
-                probabilities = logits.softmax(dim=1).view(len(part), len(counts), -1)
-                curve.append(probabilities.gather(2, target[part, None, None].expand(-1, len(counts), 1)).squeeze(2))
+                logits = (model(mixed.flatten(0, 1)) / temperature).view(len(part), len(counts), -1)
+                logit, *others = (
+                    logits.gather(2, classes[part, None, None].expand(-1, len(counts), 1)).squeeze(2)
+                    for classes in (target, against)
+                    if classes is not None
+                )  # each (b, S + 1)
+                whole_sum = torch.logaddexp(logit, others[0]) if others else logits.logsumexp(dim=2)
+                curve.append((logit - whole_sum).exp())
     return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
 
 
-def random_order(model: ViT, images: Tensor, target: Tensor | None = None, temperature: float = 1.0) -> Curves:
+def random_order(
+    model: ViT,
+    images: Tensor,
+    target: Tensor | None = None,
+    temperature: float = 1.0,
+    against: Tensor | None = None,
+) -> Curves:
     """The curves of uninformative maps: means over ORDERS random ones, the same for every image.
 
-    images, target, temperature: as for `faithfulness`.
+    images, target, temperature, against: as for `faithfulness`.
     """
     drawn = [
-        faithfulness(model, images, order.expand(len(images), -1, -1), target, temperature)
+        faithfulness(model, images, order.expand(len(images), -1, -1), target, temperature, against)
         for order in random_maps(model, ORDERS).to(images.device)
     ]
     deletion, insertion = (torch.stack(curves).mean(dim=0) for curves in list(zip(*drawn, strict=True))[1:])

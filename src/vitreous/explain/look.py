@@ -20,6 +20,7 @@ from vitreous.explain.attention import OpenPass, open_pass
 from vitreous.explain.explanations import explained_at_once
 from vitreous.files import check_free, path_of, write_json
 from vitreous.model import ViT
+from vitreous.prediction import evaluating
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
@@ -102,7 +103,7 @@ def patch_filters(model: ViT) -> Tensor:
     around = 3 + 2 * max(-(-len(config.stem_channels) // side) for side in (P, Q))  # patches, more than a token sees
     like = next(model.parameters())
     image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
-    with torch.enable_grad():
+    with torch.enable_grad(), evaluating(model):
         token = model.patches(image)[0, around**2 // 2]  # (D,)
         each = torch.eye(config.dim, device=like.device)
         (gradient,) = torch.autograd.grad(token, image, each, is_grads_batched=True)

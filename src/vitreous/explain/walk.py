@@ -38,14 +38,6 @@ POSITIONS = {
     "sincos2d": "a fixed table of sines and cosines, half of it for the row and half for the column",
     "rope": "nothing is added: queries and keys are rotated by row and column in each block",
 }
-POOLS = {
-    "cls": "<b>y</b> = LN(<b>z</b><sub>L</sub><sup>class</sup>)  (equation 4)",
-    "mean": "<b>y</b> = 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>)",
-    "cls_mean": "<b>y</b> = [LN(<b>z</b><sub>L</sub><sup>class</sup>); 1/N Σ<sub>i</sub> LN(<b>z</b><sub>L</sub>"
-    "<sup>i</sup>)]",
-    "attention": "<b>y</b> = Σ<sub>i</sub> a<sub>i</sub> LN(<b>z</b><sub>L</sub><sup>i</sup>),  "
-    "<b>a</b> = softmax(LN(<b>z</b><sub>L</sub>) <b>w</b>)",
-}
 
 
 @torch.no_grad()
@@ -76,7 +68,7 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
         _tokens(model, seen.tokens[0]),
     ]
     for depth, weights in enumerate(seen.attention, start=1):
-        heads = torch.cat([patch_map(through(row, head), model) for head in weights.unbind(1)]).cpu().numpy()
+        heads = torch.cat([through(row, head) for head in weights.unbind(1)])  # (h, N)
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))
@@ -149,7 +141,7 @@ def _tokens(model: ViT, tokens: Tensor) -> str:
     )
 
 
-def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers: str) -> str:
+def _block(model: ViT, depth: int, shown: np.ndarray, heads: Tensor, answers: str) -> str:
     config = model.config
     N, h, d = config.tokens, config.heads, config.head_dim
     parts = [f"<h2>Block {depth} of {config.depth}</h2>"]
@@ -169,13 +161,17 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: np.ndarray, answers
             *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
         ]
     reader = "the class token reads" if config.pool == "cls" else "the tokens that the answer is read from look at"
+    maps, peaks = patch_map(heads, model).cpu().numpy(), heads[:, config.prefix :].amax(dim=1).tolist()
+    captions = [f"head {i}, at most {peak:.0%}" for i, peak in enumerate(peaks, start=1)]
+    rest = ""
+    if config.prefix:
+        rest = "; +: what goes to class token and registers"
+        beside = heads[:, : config.prefix].sum(dim=1).tolist()
+        captions = [f"{caption} + {share:.0%}" for caption, share in zip(captions, beside, strict=True)]
     parts += [
-        f"<p>What {reader}, attention head by head (bright: much; the brightest patch gets the share below):</p>",
+        f"<p>What {reader}, attention head by head (bright: much; the brightest patch gets the share below{rest}):</p>",
         '<div class="row">',
-        *(
-            _picture(overlay(shown, values, 112), f"head {i}, at most {values.max():.0%}", 112)
-            for i, values in enumerate(heads, start=1)
-        ),
+        *(_picture(overlay(shown, x, 112), text, 112) for x, text in zip(maps, captions, strict=True)),
         "</div>",
         f"<p>If the model ended here, it would answer:</p>{answers}",
     ]
@@ -202,8 +198,11 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
     caption = f"weight of each patch, at most {weights.max():.0%}"
     return "\n".join(
         [
-            _step("Norm and pool", f"(B, N, D) → (B, D) = (1, {config.pooled_dim})", POOLS[config.pool]),
-            *(["<p>Here LN comes after the pooling.</p>"] if config.norm_after_pool else []),
+            _step(
+                "Norm and pool",
+                f"(B, N, D) → (B, {'2 D' if config.pool == 'cls_mean' else 'D'}) = (1, {config.pooled_dim})",
+                _pooling(config),
+            ),
             *([] if config.pool == "cls" else [_picture(overlay(shown, weights), caption, 224)]),
             code(Pool.forward),
             _step(
@@ -222,6 +221,26 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
             code(read_out),
         ]
     )
+
+
+def _pooling(config: ViTConfig) -> str:
+    """The equation of what the head reads."""
+    after = config.norm_after_pool
+
+    def normed(z: str) -> str:
+        return z if after else f"LN({z})"
+
+    one, each = (normed(f"<b>z</b><sub>L</sub><sup>{token}</sup>") for token in ("class", "i"))
+    mean = f"1/N Σ<sub>i</sub> {each}"
+    pooled = {
+        "cls": one,
+        "mean": mean,
+        "cls_mean": f"[{one}; {mean}]",
+        "attention": f"Σ<sub>i</sub> a<sub>i</sub> {each}",
+    }
+    weights = f",  <b>a</b> = softmax({normed('<b>z</b><sub>L</sub>')} <b>w</b>)"
+    said = {"cls": "  (equation 4)", "attention": weights}.get(config.pool, "")
+    return f"<b>y</b> = {f'LN({pooled[config.pool]})' if after else pooled[config.pool]}{said}"
 
 
 def _facts(config: ViTConfig) -> str:

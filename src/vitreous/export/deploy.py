@@ -79,6 +79,8 @@ def export_run(
             write_example(part, bundle, after, inputs)
         new, examples = {file.name for file in part.iterdir()}, {EXAMPLE, PICTURE} if form in GRAPHS else set()
         check_free([folder / name for name in new | examples], folder / RECEIPT, f'"format": "{form}"')
+        for name in new - {RECEIPT}:  # else, cut short, an earlier graph would stand beside the receipt of this one
+            (folder / name).unlink(missing_ok=True)
         for name in sorted(new, key=lambda name: name != RECEIPT):  # it comes first, as it tells that the rest is ours
             (part / name).replace(folder / name)
         for name in examples - new:  # from an earlier export, with other outputs

@@ -19,26 +19,28 @@ def explanation(
     image: np.ndarray,
     *,
     patch_size: tuple[int, int],
-    top: Sequence[tuple[str, float]],
-    target: tuple[str, float],
+    bars: Mapping[str, float],
+    target: str,
     against: str | None,
+    empty: float,
     of_class: bool,
     maps: Mapping[str, np.ndarray],
-    heads: Mapping[int, np.ndarray],
+    heads: Mapping[int, tuple[np.ndarray, float]],
     layer: int,
     curves: Mapping[str, Sequence[np.ndarray]] | None,
     path: Path,
 ) -> None:
-    """What a prediction rests on. image: (C, H, W) in 0..1; top: classes with probabilities; target: the class
-    explained, against: the one it is contrasted with, of_class: whether the method depends on the class.
+    """What a prediction rests on. image: (C, H, W) in 0..1; bars: probabilities by class; target: the class explained,
+    against: the one it is contrasted with, empty: the target's probability for an empty image, of_class: whether the
+    method depends on the class.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
-    number, shown with its largest value. curves: deletion and insertion, each (shares, probabilities, those of
-    random orders).
+    number, as a map and the share of attention that is not in it. curves: deletion and insertion, each (shares,
+    probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
-    asked = f"speaks for {_short(target[0])} ({target[1]:.1%})" if of_class else "the model looks at, for any class"
-    asked += "" if against is None else f" rather than {_short(against)}"
+    asked = f"speaks for {_short(target)} ({bars[target]:.1%})" if of_class else "the model looks at, for any class"
+    asked += "" if against is None else f" rather than {_short(against)} ({bars[against]:.1%})"
     figure.suptitle(f"What {asked}", fontsize=14, parse_math=False)
     upper, lower = figure.subfigures(2, 1)
     axes, *map_axes = upper.subplots(1, 1 + len(maps))
@@ -54,17 +56,21 @@ def explanation(
         axes.set_title(f"{title}\ndark: 0, bright: {values.max():.1%} of the whole", fontsize=9)
 
     cells = iter(lower.subfigures(1, 2 if curves is None else 3, width_ratios=[1, 2] if curves is None else None))
-    _answer(next(cells).subplots(), top, target[0])
+    _answer(next(cells).subplots(), bars, target, against, empty)
     if curves is not None:
-        _curves(next(cells).subplots(), curves)
+        of = _short(target) if against is None else f"{_short(target)}, of the two classes,"
+        _curves(next(cells).subplots(), curves, of)
     small = next(cells)
-    small.suptitle(f"attention of block {layer}, head by head\n(share of the brightest patch)", fontsize=9)
+    outside = any(share for _, share in heads.values())
+    shares = "share of the brightest patch" + (" + of class token and registers" if outside else "")
+    small.suptitle(f"attention of block {layer}, head by head\n({shares})", fontsize=9)
     rows = max(1, round((len(heads) / (2 if curves is None else 1)) ** 0.5))
     for axes in small.subplots(rows, math.ceil(len(heads) / rows), squeeze=False).flat:
         axes.axis("off")
-    for axes, (number, values) in zip(small.axes, heads.items(), strict=False):
+    for axes, (number, (values, elsewhere)) in zip(small.axes, heads.items(), strict=False):
         axes.imshow(overlay(image, values), interpolation="nearest")
-        axes.set_title(f"{number}: {values.max():.0%}", fontsize=7, pad=2)
+        brightest = f"{number}: {values.max() * (1 - elsewhere):.0%}"
+        axes.set_title(brightest + (f" + {elsewhere:.0%}" if outside else ""), fontsize=7, pad=2)
     save(figure, path)
 
 
@@ -175,25 +181,28 @@ def token_norms(norms: Mapping[str, np.ndarray], path: Path) -> None:
     save(figure, path)
 
 
-def _answer(axes: Axes, top: Sequence[tuple[str, float]], target: str) -> None:
-    """The likeliest classes as bars, the explained one in another colour."""
-    bars = axes.barh(range(len(top)), [p for _, p in top], color=[ROSE if name == target else BLUE for name, _ in top])
-    axes.bar_label(bars, [f"{p:.1%}" for _, p in top], padding=3, fontsize=9)
-    axes.set_yticks(range(len(top)), [_short(name) for name, _ in top], fontsize=9, parse_math=False)
+def _answer(axes: Axes, bars: Mapping[str, float], target: str, against: str | None, empty: float) -> None:
+    """Classes as bars, the explained one and its rival each in a colour of its own."""
+    colors = [{target: ROSE, against: GREEN}.get(name, BLUE) for name in bars]
+    drawn = axes.barh(range(len(bars)), list(bars.values()), color=colors)
+    axes.bar_label(drawn, [f"{p:.1%}" for p in bars.values()], padding=3, fontsize=9)
+    axes.set_yticks(range(len(bars)), [_short(name) for name in bars], fontsize=9, parse_math=False)
     axes.set(xlim=(0, 1.3), xticks=[], box_aspect=0.8)
-    axes.set_title("the model's answer", fontsize=9)
+    title = f"the model's answer\n(to an empty image, {_short(target)}: {empty:.1%})"
+    axes.set_title(title, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Deletion and insertion of one image, with random orders for comparison."""
+def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]], of: str) -> None:
+    """Deletion and insertion of one image, with random orders for comparison. of: what the probability is of."""
     for (kind, (shares, values, random)), color in zip(curves.items(), (ROSE, BLUE), strict=True):
         for order, line, name in ((values, "-", kind), (random, ":", "random orders")):
             area = ((order[1:] + order[:-1]) / 2 * np.diff(shares)).sum()
             axes.plot(shares, order, line, color=color, label=f"{name}, area {area:.2f}")
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="share of patches", box_aspect=0.9)
-    axes.set_title("probability as patches go (mean colour)\nor come (into a blurred image)", fontsize=9)
+    title = f"probability of {of} as patches go\n(mean colour) or come (into a blurred image)"
+    axes.set_title(title, fontsize=9, parse_math=False)
     axes.figure.legend(fontsize=7, frameon=False, handlelength=1.5, ncols=2, loc="outside lower center")
     axes.spines[["top", "right"]].set_visible(False)
 

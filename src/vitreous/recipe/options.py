@@ -57,7 +57,6 @@ class StartOptions(Section):
     """Fit the head first, as `start.probe` does, then train everything: a head of zeros would distort features that
     are already good (Kumar et al. 2022, arXiv 2202.10054). A head that is kept, because its classes are the data's,
     stays as it is."""
-
     whiten: bool = False
     """Start the first convolution of a new `conv_stem` from the training images, as a whitening of their 3 x 3
     neighbourhoods (`ConvStem.whiten`)."""

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.evaluation import Judged, pooled_figures
+from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
 from vitreous.metrics import (
     NAMES,
     calibration_error,
     chance_error,
     class_figures,
-    confusion,
     coverage,
     figure_text,
     reliability,
@@ -25,7 +24,14 @@ from vitreous.metrics import (
 )
 from vitreous.report.charts import heat_map, reliability_chart, reliability_legend, share_bar
 from vitreous.report.layout import SPLIT_LABELS, Section, confidence_bar, gallery, scroll, shot, tiles
-from vitreous.report.pictures import HOW_TO_READ, cheap_method, confident_mistakes, heated, picture, uncertain_hits
+from vitreous.report.pictures import (
+    cheap_method,
+    confident_mistakes,
+    heated,
+    how_to_read,
+    picture,
+    uncertain_hits,
+)
 
 SHOWN = 12  # images per gallery
 FEW_GROUPS = 10  # with a mistake; in simulations with fewer, intervals held in as few as 86% of cases (LOG.md)
@@ -41,22 +47,23 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
     if not judged:
         note = f"{chosen} There are no test images either, so nothing was judged."
         return Section("results", "Results", f"<p>{note}</p>{tiles(values)}")
-    counts = [confusion(answers.logits, answers.labels) for answers in judged.values()]
+    counts = [answers.confusion for answers in judged.values()]
     return _results({name: answers.figures for name, answers in judged.items()}, counts, values, chosen)
 
 
-def fold_results_section(parts: Sequence[Judged], values: dict[str, str], chosen: str) -> Section:
-    """The same for a cross-validation, each part predicted by its own model."""
-    counts = sum(confusion(part.logits, part.labels) for part in parts)
-    return _results({"folds": pooled_figures(parts)}, [counts], values, chosen)
+def fold_results_section(
+    parts: Sequence[Judged], pooled: dict[str, Any], values: dict[str, str], chosen: str
+) -> Section:
+    """The same for a cross-validation, each part predicted by its own model. pooled: its `pooled_figures`."""
+    return _results({"folds": pooled}, [sum(part.confusion for part in parts)], values, chosen)
 
 
 def _results(
     figures: dict[str, dict[str, Any]], counts: Sequence[np.ndarray], values: dict[str, str], chosen: str
 ) -> Section:
     """figures: by split. counts: their confusion matrices."""
-    name, first = list(figures.items())[-1]
-    low, high = top1_interval(first)
+    last, judged = list(figures.items())[-1]
+    low, high = top1_interval(judged)
     head = "".join(f'<th scope="col">{SPLIT_LABELS[name]}</th>' for name in figures)
     rows = []
     for key, label in NAMES.items():
@@ -67,19 +74,19 @@ def _results(
     absent = any(((each.sum(axis=1) == 0) & (each.sum(axis=0) > 0)).any() for each in counts)
     macro = "Macro figures are means over the classes"
     macro += ", in which one without images that was answered counts as recall 0." if absent else "."
-    if "groups" in first:
+    if "groups" in judged:
         macro += (
-            f" The {first['count']:,} images come in {first['groups']:,} groups and tell as much as "
-            f"{figure_text('effective_count', first['effective_count'])} independent ones (effective sample size), "
+            f" The {judged['count']:,} images come in {judged['groups']:,} groups and tell as much as "
+            f"{figure_text('effective_count', judged['effective_count'])} independent ones (effective sample size), "
             "by which the intervals here are widened; those of classes, and by how sure answers are, are not."
         )
-        if 0 < first["wrong_groups"] < FEW_GROUPS:
+        if 0 < judged["wrong_groups"] < FEW_GROUPS:
             macro += (
-                f" All mistakes are in {first['wrong_groups']} of the groups: with so few, such an interval may hold "
+                f" All mistakes are in {judged['wrong_groups']} of the groups: with so few, such an interval may hold "
                 "in nine cases of ten rather than 19 of 20."
             )
-    body = f"""<div class="hero"><div><p class="big">{first["top1"]:.2%}</p>
-<p>top-1 on {first["count"]:,} {SPLIT_LABELS[name]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>
+    body = f"""<div class="hero"><div><p class="big">{judged["top1"]:.2%}</p>
+<p>top-1 on {judged["count"]:,} {SPLIT_LABELS[last]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>
 always answering the commonest class: {counts[-1].sum(axis=1).max() / counts[-1].sum():.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
 <div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
@@ -121,8 +128,8 @@ def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: 
     """where, about_temperature: sentences."""
     names = parts[0].bundle.class_names
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
-    scaled = torch.cat([part.logits.double() / part.bundle.temperature for part in parts])
-    counts, temperatures = confusion(logits, labels), ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
+    scaled, counts = torch.cat([part.scaled for part in parts]), sum(part.confusion for part in parts)
+    temperatures = ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
     before, after = reliability(logits, labels), reliability(scaled, labels)
     charts = [reliability_chart("ECE as trained", before)]
     if not torch.equal(logits.double(), scaled):
@@ -285,7 +292,7 @@ def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool
     }
     method = cheap_method(parts[0].bundle.model.config)
     body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
-    body += f"by {method.replace('_', ' ')}. {HOW_TO_READ}</p>"
+    body += f"by {method.replace('_', ' ')}. {how_to_read(method)}</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):

@@ -87,7 +87,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     return Finished(
         name=os.fspath(run).rstrip("/"),
         results=results,
-        recipe=flat(read_recipe(str(folder / "recipe.yaml")).model_dump(mode="json")),
+        recipe=flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json")),
         data=data,
         history=read_history(folder),
         answers=folder / "answers.csv",

@@ -14,7 +14,6 @@ from vitreous.page import png
 LARGEST = 160  # pixels per side of a picture in the page
 SMALL = 64  # pixels per side up to which a picture is enlarged with visible pixels
 HEAT = np.array([255, 176, 0])
-HOW_TO_READ = "The brighter the orange, the more; where all stays gray, nothing in the image did."
 LARGE = 20e9  # tokens times weights over all passes of the default method, above which a report makes only one
 
 
@@ -51,6 +50,12 @@ def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
     strength = heat / max(heat.max(), 1e-12)
     gray = 0.65 * pixels[:3].mean(axis=0)
     return (gray * (1 - 0.8 * strength) + 0.8 * strength * HEAT[:, None, None]).round().astype(np.uint8)
+
+
+def how_to_read(method: Method) -> str:
+    """A sentence on the pictures of `heated`."""
+    nothing = "; where all stays gray, nothing in the image did" if method == DEFAULT else ""
+    return f"The brighter the orange, the more{nothing}."
 
 
 def cheap_method(config: ViTConfig) -> Method:

@@ -44,7 +44,7 @@ def train_report(
     augmented images (B, C, H, W) in 0..1 and their targets, (B,) or (B, K).
     """
     data, environment = (read_json(folder / f"{name}.json") for name in ("data", "environment"))
-    recipe = read_recipe(str(folder / "recipe.yaml"))
+    recipe = read_recipe(folder / "recipe.yaml")
     config, took = bundle.model.config, duration(results["train_seconds"])
     lead = (
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
@@ -82,31 +82,33 @@ def train_report(
     write_page(folder / "report.html", page)
 
 
-def folds_report(folder: Path, parts: Sequence[Judged], recipe: Recipe, runs: Sequence[dict[str, Any]]) -> None:
-    """Write `report.html` into the folder of a finished cross-validation.
+def folds_report(
+    folder: Path, parts: Sequence[Judged], results: dict[str, Any], runs: Sequence[dict[str, Any]]
+) -> None:
+    """Write `report.html` into the folder of a finished cross-validation, whose files it reads.
 
-    parts: each fold's model on its held-out part. runs: the folds' `results.json`.
+    parts: each fold's model on its held-out part. results: for `results.json`. runs: those of the folds.
     """
     data, environment = (read_json(folder / "fold-1" / f"{name}.json") for name in ("data", "environment"))
+    recipe = read_recipe(folder / "recipe.yaml")
     config, count = parts[0].bundle.model.config, sum(len(part.labels) for part in parts)
     lead = (
-        f"Vision Transformers of {runs[0]['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
+        f"Vision Transformers of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
         f"{origin(recipe, runs[0])} on {len(runs)} shares of {count:,} images of {len(data['classes'])} classes, each "
         "judged on the images left out of its share."
     )
-    top1 = [run["test"]["top1"] for run in runs]
     tiles = {
-        "mean over folds": f"{statistics.mean(top1):.2%}",
-        "standard deviation": f"{statistics.stdev(top1):.2%}",
-        "parameters": f"{runs[0]['params']:,}",
-        "trained in": duration(sum(run["train_seconds"] for run in runs)),
+        "mean over folds": f"{results['top1_mean']:.2%}",
+        "standard deviation": f"{results['top1_sd']:.2%}",
+        "parameters": f"{results['params']:,}",
+        "trained in": duration(sum(results["train_seconds"])),
     }
     note = (
         "Each image is answered by the model that had not seen it. The interval is about which images there are; how "
         "much folds differ, the standard deviation tells."
     )
     sections = [
-        fold_results_section(parts, tiles, note),
+        fold_results_section(parts, results["pooled"], tiles, note),
         Section("folds", "By fold", _by_fold(runs)),
         *fold_sections(parts),
         Section("made", "How it was made", _command(environment) + _environment(environment) + _resolved(recipe)),

@@ -46,31 +46,30 @@ def choose_recipe(
     one for the size of the images. Raises ValueError for an override that would do nothing.
     """
     if run is not None and not (source or name):
-        return read_recipe(str(run / "recipe.yaml"), overrides), None, ""
+        return read_recipe(run / "recipe.yaml", overrides), None, ""
     if run is not None and name is None:
         name = str(run / "recipe.yaml")
     if name is None and source is None:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
-    data, reason, own = None, "", overrides
-    if name is None and any(setting.startswith("start.weights=") for setting in overrides):
-        data, name = load(source), "finetune"
-        settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
-        settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
-        reason = f"recipe finetune, as there are weights to start from{_listed(settings, own)}; --recipe probe fits a "
-        reason += "head alone, in seconds"
-        overrides = [*settings, *overrides]
-    place, _ = split_source(source or "")
-    if name is None and place in NAMED and place in recipe_names():
-        name, reason = recipe_like(place, device)
+    data, reason, settings = None, "", []
     if name is None:
-        data = load(source)
-        name, settings = recipe_for(data)
-        if data.val is None and not read_recipe(name, overrides).data.val_fraction:
-            settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
-        reason = f"recipe {name}, chosen for {len(data.train):,} training images{_listed(settings, own)}"
-        overrides = [*settings, *overrides]
-    recipe = read_recipe(name, overrides)
-    check_not_idle(recipe, own)
+        place, _ = split_source(source)
+        if any(setting.startswith("start.weights=") for setting in overrides):
+            data, name = load(source), "finetune"
+            settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
+            settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
+            reason = f"recipe finetune, as there are weights to start from{_listed(settings, overrides)}; --recipe "
+            reason += "probe fits a head alone, in seconds"
+        elif place in NAMED and place in recipe_names():
+            name, reason = recipe_like(place, device)
+        else:
+            data = load(source)
+            name, settings = recipe_for(data)
+            if data.val is None and not read_recipe(name, overrides).data.val_fraction:
+                settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
+            reason = f"recipe {name}, chosen for {len(data.train):,} training images{_listed(settings, overrides)}"
+    recipe = read_recipe(name, [*settings, *overrides])
+    check_not_idle(recipe, overrides)
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")

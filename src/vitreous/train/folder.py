@@ -120,7 +120,7 @@ def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path) -> None:
             )
 
 
-def check_same_classes(folder: Path, class_names: list[str]) -> None:
+def check_same_classes(folder: Path, class_names: tuple[str, ...]) -> None:
     """Raises ValueError if the run in `folder`, if there is one, is of other classes."""
     record = folder / "data.json"
     if record.is_file() and (classes := read_json(record)["classes"]) != list(class_names):

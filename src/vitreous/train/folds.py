@@ -1,7 +1,7 @@
 """Cross-validation: one run per fold of the training images, and their pooled results."""
 
-import csv
 import statistics
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rich.console import Console
 from vitreous.data.check import differs
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
-from vitreous.evaluation import judge, pooled_figures, write_classes
+from vitreous.evaluation import ANSWER, answer_lines, judge, pooled_figures, write_classes
 from vitreous.files import path_of, read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe, read_recipe
@@ -96,8 +96,6 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
         return None
     if differs(data.divided(part.data), read_json(own / "data.json")):
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-    if not (own / ANSWERS).exists():
-        raise ValueError(f"{own} has no {ANSWERS}: remove this folder to train the fold again")
     return read_json(own / "results.json")
 
 
@@ -121,37 +119,22 @@ def conclude(
                 options=options,
             )
         )
-    write_pooled_answers(folder, len(runs), data.class_names, pictures)
+    lines = ((k, *line) for k, part in enumerate(parts, start=1) for line in answer_lines(replace(part, name="test")))
+    write_csv(folder / ANSWERS, ("fold", *ANSWER), lines)
+    counts = sum(part.confusion for part in parts)
+    write_classes({"test": counts}, data.class_names, folder / CLASSES)
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
     write_json(folder / "results.json", results)
     if pictures:
+        with optional(folder / "confusion.png") as file:
+            from vitreous.plots import confusion_matrix
+
+            confusion_matrix(counts, data.class_names, file)
         with optional(folder / "report.html"):
             from vitreous.report import folds_report
 
-            folds_report(folder, parts, recipe, runs)
+            folds_report(folder, parts, results, runs)
     return results
-
-
-def write_pooled_answers(folder: Path, folds: int, class_names: tuple[str, ...], pictures: bool) -> None:
-    """Write each image's answer by the model that had not seen it, and their counts; pictures: draw the counts, too.
-
-    The answers are the test rows of the folds' own `answers.csv`.
-    """
-    from sklearn.metrics import confusion_matrix
-
-    rows = []
-    for fold in range(1, folds + 1):
-        with (folder / f"fold-{fold}" / ANSWERS).open(encoding="utf-8", newline="") as file:
-            rows += [{"fold": fold, **row} for row in csv.DictReader(file) if row["split"] == "test"]
-    write_csv(folder / ANSWERS, rows[0], (row.values() for row in rows))
-    true, answered = ([row[key] for row in rows] for key in ("class", "answer"))
-    counts = confusion_matrix(true, answered, labels=class_names)
-    write_classes({"test": counts}, class_names, folder / CLASSES)
-    if pictures:
-        with optional(folder / "confusion.png") as file:
-            from vitreous.plots import confusion_matrix as draw
-
-            draw(counts, class_names, file)
 
 
 def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -256,11 +256,6 @@ class Job:
         rows = self.state.history
         write_csv(self.folder / METRICS, rows[0], (row.values() for row in rows))
 
-    def check_begun(self) -> None:
-        """Raises ValueError if there is nothing to finish, as no epoch is complete."""
-        if not self.state.epoch:
-            raise ValueError(f"no complete epoch of the run in {self.folder} is saved: go on with it by --resume")
-
     def keep_present(self) -> None:
         """End training here. Without validation images to choose the best epoch, the current weights are kept."""
         if self.val_batches is None:

@@ -31,7 +31,8 @@ AGAIN = (
 
 @dataclass
 class State:
-    """The progress of a run; a checkpoint holds this, weights, optimisers, float16's scale and random generators."""
+    """The progress of a run; a checkpoint holds this, weights and their average, optimisers, float16's scale and
+    random generators."""
 
     epoch: int = 0
     """Epochs completed."""
@@ -125,7 +126,8 @@ def train_loop(
     clock and signals.
     """
     optim, B = recipe.optim, recipe.optim.batch_size
-    steps = steps_per_epoch(len(train), B)
+    steps, image_size = steps_per_epoch(len(train), B), recipe.model.image_size
+    mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
     total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images per step
     weights = None
     if recipe.data.balance == "weights":
@@ -143,8 +145,6 @@ def train_loop(
         model.train()
         started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
-        mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
-        image_size = recipe.model.image_size
         plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
 
         for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
@@ -203,7 +203,7 @@ def train_loop(
             "train_top1": top1,
             "learning_rate": optimizers[0].param_groups[0]["lr"],
         }
-        bare.set_image_size(recipe.model.image_size)
+        bare.set_image_size(image_size)
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row |= engine.from_main(partial(watched, logits, val.labels, "val"))

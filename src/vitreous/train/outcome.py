@@ -13,7 +13,7 @@ from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
 from vitreous.evaluation import TRAIN_HASHES, Judged, judge, write_answers, write_classes
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import NAMES, confusion, fit_temperature
+from vitreous.metrics import NAMES, fit_temperature
 from vitreous.train.folder import ANSWERS, CLASSES, optional
 from vitreous.train.job import Job
 from vitreous.train.progress import decoding
@@ -65,10 +65,10 @@ def finish(job: Job) -> dict[str, Any]:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
     job.write_history()  # the file may have more or fewer rows, if a process was killed
     write_answers(judged.values(), job.folder / ANSWERS)
-    counts = {name: confusion(answers.logits, answers.labels) for name, answers in judged.items()}
+    counts = {name: answers.confusion for name, answers in judged.items()}
     write_classes(counts, bundle.class_names, job.folder / CLASSES)
     if job.pictures:
-        _draw(job, judged, counts)
+        _draw(job, judged)
         with optional(job.folder / "report.html"):
             from vitreous.report import train_report
 
@@ -89,14 +89,14 @@ def _judge(job: Job, bundle: Bundle, name: str) -> Judged:
     )
 
 
-def _draw(job: Job, judged: dict[str, Judged], counts: dict[str, np.ndarray]) -> None:
+def _draw(job: Job, judged: dict[str, Judged]) -> None:
     """Confusion matrices, the most confident mistakes, and learning curves."""
     plots, names = job.folder / "plots", job.data.class_names
     for name, answers in judged.items():
         with optional(plots / f"confusion_{name}.png") as file:
             from vitreous.plots import confusion_matrix
 
-            confusion_matrix(counts[name], names, file)
+            confusion_matrix(answers.confusion, names, file)
         with optional(plots / f"mistakes_{name}.png") as file:
             _draw_mistakes(answers, file)
     with optional(plots / "learning_curves.png") as file:
@@ -111,8 +111,7 @@ def _draw_mistakes(answers: Judged, file: Path) -> None:
     from vitreous.plots import image_grid
     from vitreous.report.pictures import confident_mistakes
 
-    shares = (answers.logits.double() / answers.bundle.temperature).softmax(dim=1)
-    rows = confident_mistakes(shares, answers.labels, MISTAKES)
+    rows = confident_mistakes(answers.scaled.softmax(dim=1), answers.labels, MISTAKES)
     if not len(rows):
         return
     names, said = answers.bundle.class_names, answers.logits.argmax(dim=1)

@@ -146,9 +146,9 @@ def fit(
             return Run(folder)
         if resumed := resume and engine.from_main(job.checkpoint.exists):
             job.restore()
-        if finish:
-            job.check_begun()
-        elif resume and not resumed and not recipe.start.probe:
+        if finish and not job.state.epoch:
+            raise ValueError(f"no complete epoch of the run in {folder} is saved: go on with it by --resume")
+        if not finish and resume and not resumed and not recipe.start.probe:
             say(console, "nothing of this run has been saved yet, so that it begins anew")
         if not resumed and recipe.start.probe_first and start.facts["new_head"]:
             job.probe_first()

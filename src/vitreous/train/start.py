@@ -46,7 +46,9 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> str:
     if recipe.start.weights is not None:
         with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
             folder, theirs = record_of(recipe.start.weights)
-    if folder is None or theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
+    if folder is None or not (folder / "data.json").is_file():  # as of a cross-validation, which `load_start` refuses
+        return ""
+    if theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
     other_labels = read_json(folder / "data.json")["classes"] != list(data.class_names)  # the split is stratified
