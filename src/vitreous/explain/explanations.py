@@ -195,10 +195,11 @@ def _explain_batch(
     others = None if against is None else torch.full_like(targets, against)
     if target is None and others is not None:
         targets = torch.where(targets == others, top.indices[:, 1], targets)
-    maps = explanation_maps(model, images, method, targets, layer, head, others)
     heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
     elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
     flow = rollout(seen.attention, row)
+    del seen  # its attention weights make room for those of another pass
+    maps = explanation_maps(model, images, method, targets, layer, head, others)
 
     heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
     measured = random = None
