@@ -133,8 +133,8 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
     return (
         f"On {sum(scratch[0]['count'])} photographs of pizza, steak and sushi (of Food-101, Bossard et al. 2014) "
         f"recipe `pizza` reaches {ours} from scratch, and DeiT-Tiny by recipe `finetune` with "
-        f"`{' '.join(r['settings'])}` {theirs}; {probed(tuned)}. The settings of both were chosen "
-        "on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza of its own. For few "
+        f"`{' '.join(r['settings'])}` {theirs}. {probed(tuned)} The settings of the first two were "
+        "chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza of its own. For few "
         "photographs of common things, use `--from`."
     )
 
@@ -150,7 +150,7 @@ def whole_table(results: list[dict]) -> str:
 
 
 def recipe_table(results: list[dict]) -> str:
-    """One row a recipe and precision."""
+    """One row a recipe, the settings changed in it, and the processor."""
     rows = []
     for r in sorted(results, key=lambda r: (r["recipe"], r["machine"]["units"], r["train_seconds"][0])):
         sd = f" ± {100 * r['top1_sd']:.2f}" if r["top1_sd"] is not None else ""
@@ -198,15 +198,16 @@ def transfer_table(tuned: dict, own: dict) -> str:
         [images, way, f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}", r.get("n") or len(r["top1"])]
         for images, way, r in found
     ]
-    beside = probed(tuned).replace("on", "On", 1)
-    return f"{markdown(['training images', 'way', 'test top-1, mean ± sd', 'n'], rows)}\n\n{beside}."
+    return f"{markdown(['training images', 'way', 'test top-1, mean ± sd', 'n'], rows)}\n\n{probed(tuned)}"
 
 
 def probed(tuned: dict) -> str:
     """What a new head alone reaches on the folds of the fine-tuning."""
     folds = [fold for fold in tuned["finetune"]["top1"] if fold != "split"]
     same = 100 * statistics.mean(tuned["probe_cls_mean"]["top1"][fold] for fold in folds)
-    return f"on the same {len(folds)} folds a new head alone, on class token and mean, reaches {same:.2f}%"
+    return (
+        f"On the {len(folds)} folds of the fine-tuning a new head alone, on class token and mean, reaches {same:.2f}%."
+    )
 
 
 def deployment_sentence(deployment: dict) -> str:

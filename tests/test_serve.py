@@ -93,7 +93,7 @@ def test_the_page_shows_each_answer_with_its_evidence(client, bundle):
         assert places == sorted(places)
         before = places[-1]
     assert text.count("data:image/png") == 6 and "by integrated gradients" in text
-    assert "&lt;x&gt;.txt: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture" in text
+    assert "&lt;x&gt;.txt: not a JPEG, PNG" in text
     assert "<bee>" not in text and "<0>" not in text and "<script" not in text
 
 
@@ -173,10 +173,7 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
 
 def test_a_form_without_a_readable_file_is_refused(client):
     answer = client.post("/", files=[("images", ("x.txt", b"no image")), ("images", ("y.txt", b"none"))])
-    assert (
-        answer.status_code == 400
-        and "y.txt: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture" in answer.text
-    )
+    assert answer.status_code == 400 and "y.txt: not a JPEG, PNG" in answer.text
 
 
 def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):

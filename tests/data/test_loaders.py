@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,6 +262,31 @@ def test_two_machines_with_one_cache_decode_into_files_of_their_own(tmp_path, ca
     monkeypatch.setattr(loaders, "_decode_all", meanwhile)
     for array in (decode(split, preprocess_of(), cache=cache).images.array, decoded[1]):
         np.testing.assert_array_equal(array, expected)
+
+
+def test_a_decoding_that_is_cut_short_leaves_no_notes_beside_the_pixels_of_before(tmp_path, cache, monkeypatch):
+    """A fault that is gone has the set decoded anew; cut short at the last moment, the next time decodes it again."""
+    expected, fit = write_folder(tmp_path / "x", {"a": 4, "b": 4}), FileImages._fit
+
+    def faulty(self, row, preprocess):
+        if row == 0:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return fit(self, row, preprocess)
+
+    def killed(self, target):
+        if target.suffix == ".npy":
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    replace = Path.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(FileImages, "_fit", faulty)
+        assert len(decode(load(tmp_path / "x").train, preprocess_of(), cache=cache, skip_broken=True)) == 7
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    np.testing.assert_array_equal(decoded.images.array, expected)
 
 
 def test_a_disk_without_room_is_told_before_it_is_written_to(tmp_path, cache, monkeypatch):

@@ -779,7 +779,5 @@ def test_a_program_in_the_guise_of_a_picture_is_not_run(tmp_path, monkeypatch, w
     (tmp_path / "x.jpg").write_bytes(wrapped if within else EPS)
     images = FileImages([tmp_path / "x.jpg"])
     for ask in (lambda: images.read([0], Preprocess(image_size=8, mean=(0.5,), std=(0.5,))), lambda: images.shape):
-        with pytest.raises(
-            BrokenImage, match="not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
-        ):
+        with pytest.raises(BrokenImage, match="not a JPEG, PNG"):
             ask()

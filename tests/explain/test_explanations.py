@@ -224,9 +224,7 @@ def test_broken_images_are_noted_or_raised(files, tmp_path):
     broken = []
     assert len(list(explain(tiny_bundle(), [files[0], bad, files[1]], device="cpu", broken=broken))) == 2
     assert len(broken) == 1 and "bad.png" in str(broken[0])
-    with pytest.raises(
-        BrokenImage, match=r"bad\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
-    ):
+    with pytest.raises(BrokenImage, match=r"bad\.png: not a JPEG, PNG"):
         list(explain(tiny_bundle(), bad, device="cpu"))
 
 

@@ -138,9 +138,7 @@ def test_short_code_is_open_and_long_code_waits_for_a_click():
 def test_what_is_no_image_is_one_line(tmp_path):
     bad = tmp_path / "x.png"
     bad.write_text("x")
-    with pytest.raises(
-        ValueError, match=r"x\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
-    ):
+    with pytest.raises(ValueError, match=r"x\.png: not a JPEG, PNG"):
         walk(tiny_bundle(), bad, out=tmp_path / "page.html", device="cpu")
     assert not (tmp_path / "page.html").exists()
 

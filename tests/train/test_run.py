@@ -1308,9 +1308,7 @@ def test_a_start_that_failed_is_in_nobodys_way(trained, tmp_path):
     data = load(write_images(tmp_path / "photos", 12))
     (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
     broken = load(tmp_path / "photos")
-    with pytest.raises(
-        ValueError, match=r"ant/bad\.png: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
-    ):
+    with pytest.raises(ValueError, match=r"ant/bad\.png: not a JPEG, PNG"):
         trained(tiny_recipe(epochs=1), broken)
     assert trained(tiny_recipe(epochs=1), data).results["test"] is None
 

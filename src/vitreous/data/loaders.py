@@ -254,7 +254,7 @@ def _cached(
                 os.posix_fallocate(whole_file.fileno(), 0, unfinished.stat().st_size)
         broken = _decode_all(whole, preprocess, array, progress)
         array.flush()
-        notes.unlink(missing_ok=True)  # pixels without notes are decoded again, unlike those with another's
+        notes.unlink(missing_ok=True)  # cut short here, old pixels would be taken with new notes, but not with none
         unfinished.replace(file)
         write_json(notes, broken)
     except OSError as error:

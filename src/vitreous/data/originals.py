@@ -10,6 +10,8 @@ import numpy as np
 
 from vitreous.data.images import ImageSet
 
+ARRAY_MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
+
 
 def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
     """The set whose original files are in a folder or a direct subfolder; None if there are none."""
@@ -102,14 +104,11 @@ def _all_of(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-NUMPY = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
-
-
 class _ArraysOnly(pickle.Unpickler):
     """Loads plain values and numpy arrays, and refuses everything else that a pickle could call."""
 
     def find_class(self, module: str, name: str):
-        if module not in NUMPY or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
+        if module not in ARRAY_MODULES or name not in ("_reconstruct", "ndarray", "dtype", "_frombuffer"):
             raise pickle.UnpicklingError(f"it calls {module}.{name}, which no data needs")
         return super().find_class(module, name)
 

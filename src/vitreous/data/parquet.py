@@ -135,7 +135,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
         of_split["train"] = nameless
     for split, paths in of_split.items():
         exact = [path for path in paths if SPLITS.get(_series(path)) == split]
-        if exact and (others := sorted({path.name for path in paths} - {path.name for path in exact})):
+        if exact and (others := sorted(path.name for path in paths if path not in exact)):
             log.warning("%s: files named only somewhat like %s are left out: %s", source, split, shorten(others, 5))
             of_split[split] = exact
     if "train" not in of_split:

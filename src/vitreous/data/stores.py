@@ -333,7 +333,8 @@ def as_text(name: str | Path) -> str:
 def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line."""
     if isinstance(error, UnidentifiedImageError):
-        return f"not a {', '.join(list(FORMATS.values())[:-1])} or Netpbm picture"
+        *most, last = FORMATS.values()
+        return f"not a {', '.join(most)} or {last} picture"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than the {2 * Image.MAX_IMAGE_PIXELS:,} pixels that Pillow opens: make it smaller"
     if isinstance(error, IsADirectoryError):

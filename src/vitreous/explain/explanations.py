@@ -164,8 +164,11 @@ def explain(
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
 
     def answers() -> Iterator[Explanation]:
+        with torch.no_grad(), evaluating(bundle.model):
+            logits = bundle.model(torch.zeros(1, *bundle.preprocess.shape, device=where))
+        empty = (logits / bundle.temperature).softmax(dim=1)[0]  # (K,)
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):
-            yield from _explain_batch(bundle, names, pixels, where, method, chosen, other, layer, head, curves)
+            yield from _explain_batch(bundle, names, pixels, where, method, chosen, other, layer, head, curves, empty)
 
     return answers()
 
@@ -181,13 +184,14 @@ def _explain_batch(
     layer: int | None,
     head: int | None,
     curves: bool,
+    empty: Tensor,
 ) -> Iterator[Explanation]:
+    """empty: (K,), the probabilities of an empty image."""
     model, config = bundle.model, bundle.model.config
     layer = layer or config.depth
     images = bundle.preprocess.normalise(torch.from_numpy(pixels).to(device))
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad():
         seen = open_pass(model, images)
-        empty = (model(torch.zeros_like(images[:1])) / bundle.temperature).softmax(dim=1)[0]  # (K,)
     row = seen.pool.mean(dim=1)  # (B, N)
     probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
     top = probabilities.topk(min(TOP, config.num_classes), dim=1)

@@ -76,13 +76,7 @@ def faithfulness(
                 (insertion, torch.where(pixels, whole, blurred[part, None])),
             ):
                 logits = (model(mixed.flatten(0, 1)) / temperature).view(len(part), len(counts), -1)
-                logit, *others = (
-                    logits.gather(2, classes[part, None, None].expand(-1, len(counts), 1)).squeeze(2)
-                    for classes in (target, against)
-                    if classes is not None
-                )  # each (b, S + 1)
-                whole_sum = torch.logaddexp(logit, others[0]) if others else logits.logsumexp(dim=2)
-                curve.append((logit - whole_sum).exp())
+                curve.append(_probability(logits, target[part], None if against is None else against[part]))
     return Curves(counts / (rows * columns), torch.cat(deletion), torch.cat(insertion))
 
 
@@ -108,6 +102,16 @@ def random_order(
 def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:
     """Random maps, (count, rows, columns): the baseline any method has to beat."""
     return torch.rand(count, *model.grid, generator=torch.Generator().manual_seed(seed))
+
+
+def _probability(logits: Tensor, target: Tensor, against: Tensor | None) -> Tensor:
+    """Of the target, or its share in that of two classes: (b, S, K), (b,), (b,) -> (b, S)."""
+
+    def of(classes: Tensor) -> Tensor:
+        return logits.gather(2, classes[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(2)
+
+    whole = logits.logsumexp(dim=2) if against is None else torch.logaddexp(of(target), of(against))
+    return (of(target) - whole).exp()
 
 
 def _ranks(importance: Tensor) -> Tensor:
