@@ -6,17 +6,19 @@
     python benchmarks/peers.py --quick         # seconds, on a toy batch; writes nothing
 
 All get the same batch, AdamW and loss, a class token and learned positions; every peer runs in float32 and, where the
-processor multiplies bf16 faster, under bf16 autocast. Each has a process of its own, as its user would run it: ours
-keeps on a CPU what memory a step frees (`device.keep_memory`), and stands there without that too. Beside images a
-second stand the share of the machine's matrix-product rate in that precision that the model's products reach, and the
-peak memory of training.
+processor multiplies bf16 faster, under bf16 autocast. As its user would run it, each trains in a process of its own
+and infers in another, which do nothing else: what glibc has given back to the system has to be fetched again, and how
+much that is depends on what a process did before. Ours keeps on a CPU what memory a step frees (`device.keep_memory`),
+and stands there without that too. Beside images a second stand the share of the machine's matrix-product rate in that
+precision that the model's products reach, and the peak memory of training.
 """
 
 import argparse
 import functools
+import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
@@ -33,6 +35,7 @@ from vitreous.doctor import installed
 from vitreous.model import ViT, ViTConfig
 
 CLASSES = 10
+KINDS = ("training", "inference")
 OURS, RETURNED = "vitreous", "vitreous, memory returned"  # the second: as glibc treats a process by itself
 
 
@@ -253,63 +256,81 @@ def step(process: ProcessPoolExecutor, *what: str) -> None:
     process.submit(run, *what).result()
 
 
-def start(
-    shape: Shape, device: str, modes: list[str]
-) -> tuple[dict[str, ProcessPoolExecutor], dict[str, str], dict[str, int]]:
-    """The processes of the peers that import, why the others do not, and how many parameters each has."""
-    processes, missing, parameters = {}, {}, {}
+def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, str], dict[str, int]]:
+    """How many parameters the peers that import have, why the others do not, and `flops` of either kind of step."""
+    parameters, missing, work = {}, {}, {}
     for name in PEERS:
-        own = process()
-        try:
-            parameters[name] = own.submit(make, name, shape, device, modes).result()
-        except Exception as error:  # a broken install raises anything
-            missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
-            own.shutdown()
-        else:
-            processes[name] = own
+        with process() as fresh:
+            try:
+                parameters[name] = fresh.submit(make, name, shape, device, ["eager"]).result()
+            except Exception as error:  # a broken install raises anything
+                missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
+            if name == OURS:
+                work = {kind: fresh.submit(flops, kind).result() for kind in KINDS}
     for name, count in parameters.items():
         assert abs(count / parameters[OURS] - 1) < 0.02, f"{name} has {count:,} parameters"
-    return processes, missing, parameters
+    return parameters, missing, work
+
+
+def timed(
+    names: Iterable[str],
+    kind: str,
+    precision: str,
+    shape: Shape,
+    device: torch.device,
+    modes: list[str],
+    rounds: int,
+    steps: int,
+) -> dict[tuple[str, str], dict[str, float]]:
+    """Seconds of a step of each peer in each mode, side by side in fresh processes, as `interleaved` gives them."""
+    processes = {name: process() for name in names}
+    for name, own in processes.items():
+        own.submit(make, name, shape, str(device), modes).result()
+    variants = [(name, mode) for name in names for mode in modes]
+    calls = {(name, mode): functools.partial(step, processes[name], kind, mode, precision) for name, mode in variants}
+    seconds = interleaved(calls, device, rounds, steps)
+    for own in processes.values():
+        own.shutdown()
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="small")
     parser.add_argument("--compiled", action="store_true", help="torch.compile each of them too")
-    parser.add_argument("--quick", action="store_true", help="a batch of 8, few rounds, no memory, no file")
+    parser.add_argument(
+        "--quick", action="store_true", help="a batch of 8 in one precision, no memory, no file"
+    )
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device, shape = pick_device(options.device), SHAPES[options.model]
-    rounds, steps = (7, 2) if options.model == "small" else (5, 1)
+    rounds, steps = (11, 2) if options.model == "small" else (5, 1)
     if options.quick:
         shape, rounds, steps = shape._replace(batch=8), 3, 1
 
     default, hardware = pick_precision("auto", device), machine(device)
     modes = ["eager", "compiled"] if options.compiled else ["eager"]
-    processes, missing, parameters = start(shape, str(device), modes)
-    work = {kind: processes[OURS].submit(flops, kind).result() for kind in ("training", "inference")}
-    precisions = dict.fromkeys(("float32", default))  # bf16 only where it is faster
-    variants = [(name, mode, precision) for name in processes for mode in modes for precision in precisions]
-    timings = {}
-    for kind in work:
-        calls = {variant: functools.partial(step, processes[variant[0]], kind, *variant[1:]) for variant in variants}
-        timings[kind] = interleaved(calls, device, rounds, steps)
-    for own in processes.values():
-        own.shutdown()
+    parameters, missing, work = present(shape, str(device))
+    precisions = [default] if options.quick else list(dict.fromkeys(("float32", default)))
+    timings = {
+        (kind, precision): timed(parameters, kind, precision, shape, device, modes, rounds, steps)
+        for kind in KINDS
+        for precision in precisions
+    }
 
     rows = []
-    for name, mode, precision in variants:
+    for name, mode, precision in itertools.product(parameters, modes, precisions):
         package = {"textbook": "torch", RETURNED: OURS}.get(name, name)
         row = {"name": name, "version": installed(package), "mode": mode}
         row |= {"precision": precision, "parameters": parameters[name]}
-        for kind, seconds in timings.items():
-            own = seconds[name, mode, precision]
+        for kind in KINDS:
+            own = timings[kind, precision][name, mode]
             row[kind] = {
                 "images_per_second": shape.batch / own["median"],
                 "quartiles": [shape.batch / own["high"], shape.batch / own["low"]],
                 "share_of_product_rate": work[kind] / own["median"] / 1e9 / hardware["matmul_gflops"][precision],
-                "ours_is_faster_by": own["median"] / seconds[OURS, mode, precision]["median"],
-                "ours_by_default_is_faster_by": own["median"] / seconds[OURS, "eager", default]["median"],
+                "ours_is_faster_by": own["median"] / timings[kind, precision][OURS, mode]["median"],
+                "ours_by_default_is_faster_by": own["median"] / timings[kind, default][OURS, "eager"]["median"],
             }
         if not options.quick and mode == "eager":
             with process() as fresh:
