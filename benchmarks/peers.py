@@ -224,10 +224,10 @@ def run(kind: str, mode: str, precision: str) -> None:
     now(peer.images.device)
 
 
-def flops(kind: str) -> int:
-    """Of the matrix products and convolutions in a step, counting a multiply-add as two."""
+def flops() -> int:
+    """Of the matrix products and convolutions in a training step, counting a multiply-add as two."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
-        run(kind, "eager", "float32")
+        run("training", "eager", "float32")
     return counter.get_total_flops()
 
 
@@ -256,20 +256,20 @@ def step(process: ProcessPoolExecutor, *what: str) -> None:
     process.submit(run, *what).result()
 
 
-def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, str], dict[str, int]]:
-    """How many parameters the peers that import have, why the others do not, and `flops` of either kind of step."""
-    parameters, missing, work = {}, {}, {}
+def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
+    """Of the peers that import, the numbers of parameters and the `flops`; and why the others do not."""
+    parameters, work, missing = {}, {}, {}
     for name in PEERS:
         with process() as fresh:
             try:
                 parameters[name] = fresh.submit(make, name, shape, device, ["eager"]).result()
             except Exception as error:  # a broken install raises anything
                 missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
-            if name == OURS:
-                work = {kind: fresh.submit(flops, kind).result() for kind in KINDS}
+            else:
+                work[name] = fresh.submit(flops).result()
     for name, count in parameters.items():
         assert abs(count / parameters[OURS] - 1) < 0.02, f"{name} has {count:,} parameters"
-    return parameters, missing, work
+    return parameters, work, missing
 
 
 def timed(
@@ -298,9 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="small")
     parser.add_argument("--compiled", action="store_true", help="torch.compile each of them too")
-    parser.add_argument(
-        "--quick", action="store_true", help="a batch of 8 in one precision, no memory, no file"
-    )
+    parser.add_argument("--quick", action="store_true", help="a batch of 8 in one precision, no memory, no file")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device, shape = pick_device(options.device), SHAPES[options.model]
@@ -310,7 +308,7 @@ def main() -> None:
 
     default, hardware = pick_precision("auto", device), machine(device)
     modes = ["eager", "compiled"] if options.compiled else ["eager"]
-    parameters, missing, work = present(shape, str(device))
+    parameters, work, missing = present(shape, str(device))
     precisions = [default] if options.quick else list(dict.fromkeys(("float32", default)))
     timings = {
         (kind, precision): timed(parameters, kind, precision, shape, device, modes, rounds, steps)
@@ -323,15 +321,17 @@ def main() -> None:
         package = {"textbook": "torch", RETURNED: OURS}.get(name, name)
         row = {"name": name, "version": installed(package), "mode": mode}
         row |= {"precision": precision, "parameters": parameters[name]}
+        row |= {"training_gflop_per_image": work[name] / shape.batch / 1e9}
         for kind in KINDS:
             own = timings[kind, precision][name, mode]
             row[kind] = {
                 "images_per_second": shape.batch / own["median"],
                 "quartiles": [shape.batch / own["high"], shape.batch / own["low"]],
-                "share_of_product_rate": work[kind] / own["median"] / 1e9 / hardware["matmul_gflops"][precision],
                 "ours_is_faster_by": own["median"] / timings[kind, precision][OURS, mode]["median"],
                 "ours_by_default_is_faster_by": own["median"] / timings[kind, default][OURS, "eager"]["median"],
             }
+        achieved = work[name] / shape.batch / 1e9 * row["training"]["images_per_second"]  # GFLOP/s
+        row["training"]["share_of_product_rate"] = achieved / hardware["matmul_gflops"][precision]
         if not options.quick and mode == "eager":
             with process() as fresh:
                 row["training"]["peak_mib"] = fresh.submit(training_peak, name, shape, str(device), precision).result()
@@ -341,7 +341,6 @@ def main() -> None:
     if not options.quick:
         results = {"machine": hardware, "model": options.model, "shape": shape._asdict()}
         results |= {"rounds": rounds, "steps": steps}
-        results |= {"gflop_per_image": {kind: count / shape.batch / 1e9 for kind, count in work.items()}}
         model = "" if options.model == "small" else f"-{options.model.replace('/', '-')}"
         results |= {"default": default, "missing": missing, "rows": rows}
         save(RESULTS / f"peers{model}-{units(device)}.json", results)

@@ -42,7 +42,7 @@ class LoopedAttention(nn.Module):
         super().__init__()
         self.heads, self.qkv = attention.heads, attention.qkv
 
-    def forward(self, x: Tensor, rotary: None = None) -> Tensor:
+    def forward(self, x: Tensor, rotary: None, wanted: int | None) -> Tensor:
         d = x.shape[2] // self.heads
         sequences = []
         for sequence in x:  # (N, D)
@@ -51,7 +51,7 @@ class LoopedAttention(nn.Module):
                 own = sequence[:, h * d : (h + 1) * d]
                 q, k, v = (own @ self.qkv.weight[i, h] + self.qkv.bias[i, h] for i in range(3))  # each (N, d)
                 heads.append((q @ k.T / d**0.5).softmax(dim=-1) @ v)
-            sequences.append(torch.hstack(heads))
+            sequences.append(torch.hstack(heads)[:wanted])
         return torch.cat([sequence.unsqueeze(0) for sequence in sequences])
 
 

@@ -75,7 +75,7 @@ def forward(
     """
     with evaluating(model), autocast(images.device, precision):
         images = preprocess.normalise(images)
-        answers = model.pooled(model.forward_features(images)) if features else model(images)
+        answers = model.features(images) if features else model(images)
     return answers.float().cpu()
 
 

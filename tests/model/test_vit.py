@@ -40,6 +40,41 @@ def images_for(model: ViT, B: int = 2) -> torch.Tensor:
     return torch.randn(B, model.config.channels, *model.config.image_size)
 
 
+# --- what the head does not read -------------------------------------------------------------------------
+
+
+def gradients(model: ViT, images: torch.Tensor, **options) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Logits, and what the parameters' gradients are, for a loss that weighs classes differently."""
+    logits = model(images, **options)
+    model.zero_grad()
+    (logits * torch.arange(5)).sum().backward()
+    return logits.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@every_variant
+def test_what_the_head_does_not_read_changes_neither_logits_nor_gradients(variant):
+    model = randomised(small(**variant)).double()
+    images = images_for(model, 3).double()
+    (logits, learned), (whole, expected) = (gradients(model, images, whole=whole) for whole in (False, True))
+    torch.testing.assert_close(logits, whole)
+    torch.testing.assert_close(learned, expected)
+
+
+@pytest.mark.parametrize(
+    ("variant", "computed"),
+    [({"registers": 3}, 1), ({"registers": 3, "pool": "cls_mean"}, 10), ({"pool": "mean"}, 6), ({"mlp_conv": True}, 7)],
+    ids=str,
+)
+def test_the_last_block_computes_the_class_token_alone_if_the_head_reads_only_that(variant, computed):
+    model, tokens = small(**variant), []
+    for block in model.blocks:
+        block.mlp.fc1.register_forward_hook(lambda module, args, output: tokens.append(output.shape[1]))
+    for run in (model, model.features):
+        run(images_for(model))
+        assert tokens == [model.config.tokens] * 2 + [computed]
+        tokens.clear()
+
+
 # --- what the paper fixes --------------------------------------------------------------------------------
 
 
@@ -341,7 +376,7 @@ def test_trace_is_the_plain_pass(variant):
     for block in model.blocks:
         block.register_forward_hook(lambda module, args, output: outputs.append(output))
     with torch.no_grad():
-        logits = model(images)
+        logits = model(images, whole=True)
     expected, trace = outputs[:], model.trace(images)
     N = model.config.tokens
     assert torch.equal(trace.logits, logits)

@@ -166,15 +166,15 @@ def heads_before_queries_keys_values(model: ViT) -> None:
 @mistake
 def heads_joined_without_transpose(model: ViT) -> None:
     attention = model.blocks[0].attention
-    attention.forward = lambda x, rotary: attention.proj(attend(*attention.split(x, rotary)).reshape(x.shape))
+    attention.forward = lambda x, *_: attention.proj(attend(*attention.split(x, None)).reshape(x.shape))
 
 
 @mistake
 def softmax_over_queries(model: ViT) -> None:
     attention = model.blocks[0].attention
 
-    def forward(x: Tensor, rotary: None) -> Tensor:
-        q, k, v = attention.split(x, rotary)
+    def forward(x: Tensor, *_: None) -> Tensor:
+        q, k, v = attention.split(x, None)
         return attention.proj((attention_weights(k, q).mT @ v).transpose(1, 2).flatten(2))
 
     attention.forward = forward

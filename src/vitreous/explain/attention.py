@@ -42,7 +42,8 @@ def open_pass(model: ViT, images: Tensor) -> OpenPass:
     def attend(module: nn.Module, arguments: tuple, _: Tensor) -> Tensor | None:
         if get_ident() != own:
             return None
-        q, k, v = module.split(*arguments)  # each (B, h, N, d)
+        x, rotary, _ = arguments
+        q, k, v = module.split(x, rotary)  # each (B, h, N, d)
         attention.append(attention_weights(q, k))
         return module.proj((attention[-1] @ v).transpose(1, 2).flatten(2))
 
@@ -68,7 +69,7 @@ def open_pass(model: ViT, images: Tensor) -> OpenPass:
         for block in model.blocks:
             hooks.enter_context(block.attention.register_forward_hook(attend))
             hooks.enter_context(block.register_forward_hook(leave))
-        logits = model(images.detach().requires_grad_(torch.is_grad_enabled()))
+        logits = model(images.detach().requires_grad_(torch.is_grad_enabled()), whole=True)
     return OpenPass(tokens, attention, pool[0], logits)
 
 

@@ -76,8 +76,10 @@ class Attention(nn.Module):
         self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        heads = attend(*self.split(x, rotary))  # (B, h, N, d)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, wanted: int | None = None) -> Tensor:
+        """wanted: compute the outputs of the first tokens only, which attend to all: -> (B, wanted, D)."""
+        q, k, v = self.split(x, rotary)
+        heads = attend(q[:, :, :wanted], k, v)  # (B, h, N, d)
         return self.proj(heads.transpose(1, 2).flatten(2))  # (B, N, D)
 
     def weights(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:

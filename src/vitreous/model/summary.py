@@ -49,7 +49,10 @@ class Summary(NamedTuple):
 
 
 def summarise(config: ViTConfig) -> Summary:
-    """Shapes, parameters, FLOPs and memory of a model; no weights are allocated, so H/14 takes a second."""
+    """Shapes, parameters, FLOPs and memory of a model; no weights are allocated, so H/14 takes a second.
+
+    All tokens count in all blocks, as in published figures, though `ViT.forward` may leave some of the last block out.
+    """
     with torch.device("meta"):
         model = ViT(config).eval()  # one image has no batch statistics
         for module in model.modules():
@@ -134,6 +137,6 @@ def _run(model: ViT, images: Tensor) -> tuple[dict[str, int], int]:
         sdpa_kernel(SDPBackend.MATH),  # the counter sees its two products, but knows few fused kernels
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
-        model(images)
+        model(images, whole=True)
     flops = {path: sum(by_operator.values()) for path, by_operator in counter.get_flop_counts().items()}
     return flops, sum(storage.nbytes() for storage in saved.values())

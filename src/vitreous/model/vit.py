@@ -97,8 +97,10 @@ class Block(nn.Module):
         self.scale2 = scale()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        x = x + self.drop_path(self.scale1(self.drop(self.attention(self.norm1(x), rotary))))
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, wanted: int | None = None) -> Tensor:
+        """wanted: compute the outputs of the first tokens only, which attend to all: -> (B, wanted, D)."""
+        attended = self.attention(self.norm1(x), rotary, wanted)
+        x = x[:, :wanted] + self.drop_path(self.scale1(self.drop(attended)))
         return x + self.drop_path(self.scale2(self.mlp(self.norm2(x))))
 
 
@@ -161,14 +163,28 @@ class ViT(nn.Module):
         self._init_weights()
         self.reset_head(config.num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pooled(self.forward_features(images)))
+    def forward(self, images: Tensor, whole: bool = False) -> Tensor:
+        """whole: compute also what the head does not read, see `features`; the logits are the same."""
+        return self.head(self.features(images, whole))
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """The tokens after the last block and, unless it follows the pool, the final norm: -> (B, N, D)."""
+    def features(self, images: Tensor, whole: bool = False) -> Tensor:
+        """The head's input, (B, pooled_dim).
+
+        Where the head reads the class token alone, the last block computes no other token's output unless `whole`.
+        """
+        alone = self.config.pool == "cls" and not self.config.mlp_conv  # whose convolution needs the patches
+        return self.pooled(self.forward_features(images, 1 if alone and not whole else None))
+
+    def forward_features(self, images: Tensor, wanted: int | None = None) -> Tensor:
+        """The tokens after the last block and, unless it follows the pool, the final norm: -> (B, N, D).
+
+        wanted: compute only the first tokens of the last block's output: -> (B, wanted, D).
+        """
         x = self.embed(images)
-        for block in self.blocks:
+        *first, last = self.blocks
+        for block in first:
             x = block(x, self.rotary)
+        x = last(x, self.rotary, wanted)
         return x if self.config.norm_after_pool else self.norm(x)
 
     def pooled(self, features: Tensor) -> Tensor:
