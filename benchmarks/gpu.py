@@ -31,6 +31,8 @@ from measure import interleaved, machine, now
 from peers import SHAPES, Peer, config_of, timm_model
 from ship import ship
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.augment import draw, plan
 from vitreous.data.images import ImageSet
@@ -39,7 +41,6 @@ from vitreous.device import compiled, pick_device, pick_precision
 from vitreous.files import read_json, replace_file, write_json
 from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
-from vitreous.model.summary import summarise
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.loop import State, augment_batch
@@ -172,6 +173,15 @@ def product_rate(device: torch.device, precision: str, side: int) -> float:
     return 2 * side**3 / seconds / 1e12
 
 
+def forward_flops(make: Callable[[ViTConfig], nn.Module], config: ViTConfig) -> int:
+    """Of the products and convolutions that the model does for one image, counting a multiply-add as two."""
+    with torch.device("meta"):
+        model, image = make(config).eval(), torch.empty(1, config.channels, *config.image_size)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
+        model(image)
+    return counter.get_total_flops()
+
+
 def time_models(
     name: str,
     config: ViTConfig,
@@ -189,7 +199,6 @@ def time_models(
     device, precision, product = options.device, results["precision"], results["product_tflops"]
     forget_compiled(device)
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
-    flops = summarise(config).flops
     forms = {"ours, compiled": True, "timm, compiled": True, "ours": False, "timm": False}
     forms |= {"ours, CUDA graphs": "reduce-overhead"}
     if options.toy:
@@ -203,7 +212,8 @@ def time_models(
             print(f"the time is over before {name} {form}")
             break
         try:
-            model = (timm_model if "timm" in form else ViT)(config).to(device)
+            make = timm_model if "timm" in form else ViT
+            model, flops = make(config).to(device), forward_flops(make, config)
             peer = Peer(model, compiled(model, choice, device, 0), images, config.num_classes)
             train = functools.partial(peer.training, precision)
             row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": flops}
