@@ -28,11 +28,9 @@ from typing import Any
 import numpy as np
 import torch
 from measure import interleaved, machine, now
-from peers import SHAPES, Peer, config_of, timm_model
+from peers import SHAPES, Peer, config_of, flops, timm_model
 from ship import ship
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.augment import draw, plan
 from vitreous.data.images import ImageSet
@@ -177,9 +175,7 @@ def forward_flops(make: Callable[[ViTConfig], nn.Module], config: ViTConfig) -> 
     """Of the products and convolutions that the model does for one image, counting a multiply-add as two."""
     with torch.device("meta"):
         model, image = make(config).eval(), torch.empty(1, config.channels, *config.image_size)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
-        model(image)
-    return counter.get_total_flops()
+    return flops(model, image)
 
 
 def time_models(
@@ -213,10 +209,10 @@ def time_models(
             break
         try:
             make = timm_model if "timm" in form else ViT
-            model, flops = make(config).to(device), forward_flops(make, config)
+            model, work = make(config).to(device), forward_flops(make, config)
             peer = Peer(model, compiled(model, choice, device, 0), images, config.num_classes)
             train = functools.partial(peer.training, precision)
-            row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": flops}
+            row: dict[str, Any] = {"name": name, "form": form, "batch": batch, "flops": work}
             start = now(device)
             train()
             row["first_step"] = now(device) - start
@@ -226,7 +222,7 @@ def time_models(
         except Exception as error:  # what is not installed, or does not compile here, raises anything
             print(f"{name} {form} is left out: {type(error).__name__}: {first_line(error)}")
             continue
-        row["tflops"] = row["training_images_per_second"] * 3 * flops / 1e12  # backward: twice the forward
+        row["tflops"] = row["training_images_per_second"] * 3 * work / 1e12  # backward: twice the forward
         row["share_of_product"] = row["tflops"] / product
         print(
             f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s, "

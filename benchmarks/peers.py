@@ -224,10 +224,10 @@ def run(kind: str, mode: str, precision: str) -> None:
     now(peer.images.device)
 
 
-def flops() -> int:
-    """Of the matrix products and convolutions in a training step, counting a multiply-add as two."""
+def flops(step: Callable[..., object], *arguments: object) -> int:
+    """Of the matrix products and convolutions in step(*arguments), counting a multiply-add as two."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
-        run("training", "eager", "float32")
+        step(*arguments)
     return counter.get_total_flops()
 
 
@@ -257,7 +257,7 @@ def step(process: ProcessPoolExecutor, *what: str) -> None:
 
 
 def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
-    """Of the peers that import, the numbers of parameters and the `flops`; and why the others do not."""
+    """Parameters and `flops` of a training step of each peer that imports, and why the others do not."""
     parameters, work, missing = {}, {}, {}
     for name in PEERS:
         with process() as fresh:
@@ -266,7 +266,7 @@ def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, int], 
             except Exception as error:  # a broken install raises anything
                 missing[name] = f"{type(error).__name__}: {error}".splitlines()[0].split(" (/")[0]
             else:
-                work[name] = fresh.submit(flops).result()
+                work[name] = fresh.submit(flops, run, "training", "eager", "float32").result()
     for name, count in parameters.items():
         assert abs(count / parameters[OURS] - 1) < 0.02, f"{name} has {count:,} parameters"
     return parameters, work, missing
@@ -330,7 +330,7 @@ def main() -> None:
                 "ours_is_faster_by": own["median"] / timings[kind, precision][OURS, mode]["median"],
                 "ours_by_default_is_faster_by": own["median"] / timings[kind, default][OURS, "eager"]["median"],
             }
-        achieved = work[name] / shape.batch / 1e9 * row["training"]["images_per_second"]  # GFLOP/s
+        achieved = row["training_gflop_per_image"] * row["training"]["images_per_second"]  # GFLOP/s
         row["training"]["share_of_product_rate"] = achieved / hardware["matmul_gflops"][precision]
         if not options.quick and mode == "eager":
             with process() as fresh:

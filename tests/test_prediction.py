@@ -227,9 +227,7 @@ def test_files_are_read_by_several_threads_and_pictures_by_this_one(bundle, file
     assert len(set(readers)) == 2 and threading.get_ident() not in readers
     content = [file.read_bytes() for file in files[:2]]
     assert [answer[1:] for answer in ask(bundle, content)] == [answer[1:] for answer in expected]
-    expected = ask(
-        bundle, [files[i] for i in (0, 0, 0, 1)]
-    )  # four at once, too: rounding depends on how many there are
+    expected = ask(bundle, [files[i] for i in (0, 0, 0, 1)])  # rounding depends on how many are asked about at once
     readers.clear()
     picture = Image.open(files[0])
     asked = [picture, files[0], picture, files[1]]
