@@ -41,7 +41,7 @@ from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.train.loop import State, augment_batch
+from vitreous.train.loop import State, augment_batch, shrunk
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.run import fit
 
@@ -271,7 +271,7 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
     stages: dict[str, Callable[[], object]] = {
         "plan of 16 batches": consume,
         "augment, mix, normalise": lambda: preprocess.normalise(
-            augment_batch(images, labels, plans[0], recipe, fill, 0.0)[0]
+            shrunk(augment_batch(images, labels, plans[0], recipe, fill, 0.0)[0], recipe, 0.0)
         ),
         "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         "AdamW": optimizers[0].step,

@@ -441,6 +441,7 @@ ON = {  # of each switch a value at which what belongs to it does something
     "augment.randaugment_ops": "2",
     "augment.shrink": "0.5",
     "start.probe": "false",
+    "distill.teacher": "mnist",
     "augment.mixup": "0.2",
     "augment.cutmix": "0.2",
 }

@@ -70,6 +70,10 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
         weights = Path(weights).name if Path(weights).is_absolute() else weights
         recipe = recipe.with_options("start", weights=weights)
         results = results | {"start": results["start"] | {"weights": weights}}
+    if teacher := recipe.distill.teacher:
+        teacher = Path(teacher).name if Path(teacher).is_absolute() else teacher
+        recipe = recipe.with_options("distill", teacher=teacher)
+        results = results | {"teacher": results["teacher"] | {"weights": teacher}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
     write_json(folder / "environment.json", {key: environment[key] for key in ENVIRONMENT})
@@ -106,7 +110,7 @@ def card(folder: Path, repo: str | None = None) -> str:
         f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
         f"On images unlike those it was trained on it will do worse. {probabilities}",
     ]
-    alone = "" if results.get("start") else " and nothing else"
+    alone = "" if results.get("start") or results.get("teacher") else " and nothing else"
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
     patch = " x ".join(map(str, config.patch_size))
     parts = {
@@ -125,6 +129,8 @@ def card(folder: Path, repo: str | None = None) -> str:
     again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
         again += f" --from path/to/{weights}"
+    if (teacher := recipe.distill.teacher) and not teacher.startswith("hf:"):
+        again += f" distill.teacher=path/to/{teacher}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
 A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe, results)} on \
@@ -198,11 +204,12 @@ def _headline(results: dict[str, Any]) -> str:
 
 
 def origin(recipe: Recipe, results: dict[str, Any]) -> str:
-    """What training started from, in words."""
+    """What training started from, and who taught, in words."""
+    taught = f" and taught by {Path(recipe.distill.teacher).name}" if recipe.distill.teacher else ""
     if not recipe.start.weights:
-        return "trained from a model that was given" if results.get("start") else "trained from scratch"
+        return f"trained from {'a model that was given' if results.get('start') else 'scratch'}{taught}"
     own = "with a new head on the frozen features of" if recipe.start.probe else "fine-tuned from"
-    return f"{own} {Path(recipe.start.weights).name}"
+    return f"{own} {Path(recipe.start.weights).name}{taught}"
 
 
 def chosen(results: dict[str, Any], best_by: str) -> str:
@@ -253,7 +260,8 @@ def _settings(recipe: Recipe) -> str:
     """The sections of a recipe that say how the weights were found, as a list."""
     within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
     lines = [f"- epochs: {recipe.epochs}{within}"]
-    for name, section in (("optim", recipe.optim), ("augment", recipe.augment)):
+    distill = {"distill": recipe.distill} if recipe.distill.teacher else {}
+    for name, section in ({"optim": recipe.optim, "augment": recipe.augment} | distill).items():
         given = section.model_dump(mode="json", exclude_defaults=True)
         lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in given.items()) or "as by default"))
     return "\n".join(lines)

@@ -161,6 +161,7 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
     assert "no groups, so that each image counts by itself: data.group" in caplog.text
 
 
+@pytest.mark.parametrize("key", ["start.weights", "distill.teacher"])
 @pytest.mark.parametrize("within", ["", "model", "model/model.safetensors"])
 @pytest.mark.parametrize(
     ("changes", "refused", "same_way"),
@@ -173,11 +174,13 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
         ({}, False, ""),
     ],
 )
-def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, same_way, within):
+def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, same_way, within, key):
     source = {"source": str(write_images(tmp_path / "photos", 8)), "val_fraction": 0.25}
     fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
     fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source | changes}
-    recipe = make_recipe(fields | {"start": {"weights": str(tmp_path / "run" / within)}}, "test")
+    section, _, name = key.partition(".")
+    model = {} if section == "start" else {"model": dict(tiny_recipe().model.model_dump(exclude_unset=True))}
+    recipe = make_recipe(fields | model | {section: {name: str(tmp_path / "run" / within)}}, "test")
     caplog.clear()
     if refused:
         begin = fit if "fold" in changes else fit_folds

@@ -522,7 +522,8 @@ def test_small_images_are_the_mean_of_what_they_stand_for():
     images = bright.to(torch.uint8).expand(4, 1, 16, 16)
     recipe = tiny_recipe(augment={"shrink": 0.25}).resolve(image_size=(16, 16), channels=1, num_classes=3)
     (changes,) = loop.plan(torch.zeros(4, 0), recipe.augment, 0, (16, 16), 4, "cpu")
-    small, _ = loop.augment_batch(images, torch.zeros(4, dtype=torch.long), changes, recipe, torch.zeros(1), 0.0)
+    same, _ = loop.augment_batch(images, torch.zeros(4, dtype=torch.long), changes, recipe, torch.zeros(1), 0.0)
+    small = loop.shrunk(same, recipe, 0.0)
     assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.15  # neither black nor white
 
 

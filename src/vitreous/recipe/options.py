@@ -127,6 +127,17 @@ class DataOptions(Section):
         return self
 
 
+class DistillOptions(Section):
+    """Distillation: a trained model, the teacher, answers each augmented image, and the model learns these answers
+    beside the labels (Hinton et al. 2015, arXiv 1503.02531; of the same views: Beyer et al. 2022, arXiv 2106.05237)."""
+
+    teacher: str | None = None
+    """A trained model that knows all classes of the data: a run, a bundle, a shipped name, a weight file, a folder or
+    hf:owner/name. Views of another size are brought to its own."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the targets that are the teacher's probabilities; the rest are the labels."""
+
+
 class OptimOptions(Section):
     """How the weights are found."""
 

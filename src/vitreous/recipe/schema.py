@@ -19,7 +19,7 @@ from vitreous.augment import Augment
 from vitreous.messages import did_you_mean, one_line
 from vitreous.model.config import ViTConfig
 from vitreous.model.sizes import SIZES, size
-from vitreous.recipe.options import DataOptions, Duration, OptimOptions, Section, StartOptions
+from vitreous.recipe.options import DataOptions, DistillOptions, Duration, OptimOptions, Section, StartOptions
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -62,6 +62,7 @@ class Recipe(Section):
     data: DataOptions = DataOptions()
     augment: Augment = Augment()
     optim: OptimOptions = OptimOptions()
+    distill: DistillOptions = DistillOptions()
 
     @field_validator("model", mode="before")
     @classmethod

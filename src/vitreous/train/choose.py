@@ -20,7 +20,7 @@ PROBED = 10_000  # training images up to which fine-tuning fits the head first: 
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
-    """--from, --arch and --revision as settings. A path is made absolute, so the run can be resumed from anywhere."""
+    """--from, --arch and --revision as settings. The run can be resumed from anywhere."""
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
@@ -28,11 +28,14 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
         return []
     if not weights:
         raise ValueError("--from is empty: give a run, weights, or hf:owner/name")
-    path = path_of(weights)
-    given = {"weights": weights, "arch": arch, "revision": revision}
-    if path.exists() and not is_shipped(weights):
-        given["weights"] = str(path.resolve())
+    given = {"weights": lasting(weights), "arch": arch, "revision": revision}
     return [f"start.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
+
+
+def lasting(weights: str) -> str:
+    """A name of weights that means the same from any folder: a path is made absolute."""
+    path = path_of(weights)
+    return str(path.resolve()) if path.exists() and not is_shipped(weights) else weights
 
 
 def choose_recipe(
@@ -73,6 +76,8 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
+    if recipe.distill.teacher is not None:
+        recipe = recipe.with_options("distill", teacher=lasting(recipe.distill.teacher))
     return recipe.with_options("data", source=absolute(source)), data, reason
 
 

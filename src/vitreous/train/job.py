@@ -31,13 +31,14 @@ from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
-from vitreous.train.loop import Hooks, State, augment_batch, stop_reason, train_loop
+from vitreous.train.loop import Hooks, State, augment_batch, shrunk, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
 from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
+from vitreous.train.teacher import Teacher
 from vitreous.weights import Bundle
 
 log = logging.getLogger("vitreous")
@@ -56,11 +57,12 @@ class Job:
         folder: Path,
         engine: Engine,
         start: Start | None,
+        teacher: Teacher | None,
         console: Console,
         pictures: bool,
     ):
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
-        self.pictures = pictures
+        self.teacher, self.pictures = teacher, pictures
         self.checkpoint = folder / "checkpoints" / "last.pt"
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
             torch.cuda.empty_cache()  # what an earlier run has left reserved would count
@@ -153,6 +155,9 @@ class Job:
             say(self.console, line)
         if self.start and self.preprocess.channels < self.data.train.images.channels:
             say(self.console, "these weights read gray images: colours are not seen")
+        if self.teacher is not None:
+            share, name = self.recipe.distill.share, self.teacher.name
+            say(self.console, f"{share:.0%} of the targets are what {name} answers to the same augmented images")
         val = len(self.val_batches) if self.val_batches else 0
         names = self.data.class_names
         say(
@@ -190,7 +195,7 @@ class Job:
         (changes,) = plan(draws, self.recipe.augment, 0, self.recipe.model.image_size, len(draws), device)
         fill = torch.tensor(self.preprocess.mean, device=device)
         images, targets = augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
-        return images[:count], targets[:count]
+        return shrunk(images[:count], self.recipe, 0.0), targets[:count]
 
     def estimate(self) -> None:
         """Print the recipe, the data's summary and how long training would take, from a few real steps."""
@@ -322,6 +327,7 @@ class Job:
                 train=self.train_batches,
                 val=self.val_batches,
                 recipe=recipe,
+                teacher=self.teacher,
                 preprocess=self.preprocess,
                 precision=self.precision,
                 engine=self.engine,
@@ -347,6 +353,7 @@ class Job:
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "start": self.start.facts["sha256"] if self.start else "",
+                "teacher": self.teacher.sha256 if self.teacher else "",
                 "given": self.given,
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -365,6 +372,8 @@ class Job:
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         if self.start is not None and content["start"] != self.start.facts["sha256"]:
             raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")
+        if self.teacher is not None and content["teacher"] != self.teacher.sha256:
+            raise ValueError(f"{self.teacher.name} is not the teacher that {self.folder} had: put that back")
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -21,6 +21,7 @@ from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
 from vitreous.train.optim import EMA, optimizer_step, rate_factor, set_rates
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
+from vitreous.train.teacher import Teacher, lesson
 from vitreous.weights.bundle import not_finite
 
 CHECKPOINT_SECONDS = 60
@@ -91,13 +92,17 @@ def augment_batch(
     changes: from `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
     """
     images = augment(images.float().div_(255), changes, recipe.augment, fill)
-    images, targets = mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
+    return mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
+
+
+def shrunk(images: Tensor, recipe: Recipe, progress: float) -> Tensor:
+    """Augmented images (B, C, H, W) at the size that they have at this share of the training (`augment.shrink`)."""
     shrink = recipe.augment.shrink
-    if shrink < 1 and progress < recipe.augment.shrink_until:
-        patch = recipe.model.patch_size
-        size = [max(round(shrink * side / p), 1) * p for side, p in zip(changes.size, patch, strict=True)]
-        images = F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
-    return images, targets
+    if shrink == 1 or progress >= recipe.augment.shrink_until:
+        return images
+    sides = zip(images.shape[2:], recipe.model.patch_size, strict=True)
+    size = [max(round(shrink * side / patch), 1) * patch for side, patch in sides]
+    return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)
 
 
 def train_loop(
@@ -109,6 +114,7 @@ def train_loop(
     train: Batches,
     val: Batches | None,
     recipe: Recipe,
+    teacher: Teacher | None,
     preprocess: Preprocess,
     precision: str,
     engine: Engine,
@@ -136,6 +142,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
+    teach = None if teacher is None else lesson(teacher, recipe, engine.device, precision, total)
     warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
@@ -153,7 +160,9 @@ def train_loop(
             compiling = state.compile_seconds
             progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
-            images = preprocess.normalise(images)
+            if teach is not None:
+                targets = teach(images, targets)
+            images = preprocess.normalise(shrunk(images, recipe, progress))
             side = tuple(images.shape[2:])
             bare.set_image_size(side)
 

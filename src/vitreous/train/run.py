@@ -28,6 +28,7 @@ from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.progress import log, say, show_log
 from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
+from vitreous.train.teacher import load_teacher
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
 
@@ -118,7 +119,7 @@ def fit(
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
-    seen = check_unseen(recipe, data)
+    seen = [check_unseen(source, recipe, data) for source in (recipe.start.weights, recipe.distill.teacher) if source]
     data = data.divided(recipe.data)
     if data.test is not None and not data.skip_broken and (name := data.test.images.missing()):
         raise BrokenImage(f"{name}, a test image, is not there: put it there, or leave it out by data.skip_broken=true")
@@ -133,13 +134,17 @@ def fit(
     if resume and out is not None:
         check_same_classes(out, data.class_names)
     recipe = fit_to_data(recipe, data)
+    teacher = None
+    if recipe.distill.teacher is not None:
+        with engine.first_on_machine():
+            teacher = load_teacher(recipe, data.class_names)
     check_outside(out or RUNS, data)
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
-        if seen:
-            log.warning(seen)
-        job = Job(recipe, data, model, folder, engine, start, console, pictures)
+        for warning in filter(None, seen):
+            log.warning(warning)
+        job = Job(recipe, data, model, folder, engine, start, teacher, console, pictures)
         engine.from_main(partial(job.describe, new=not (resume or dry_run)))
         if dry_run:
             job.estimate()

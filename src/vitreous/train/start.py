@@ -37,15 +37,15 @@ class Start(NamedTuple):
     """How the weights were used, for the user to read."""
 
 
-def check_unseen(recipe: Recipe, data: ImageSet) -> str:
-    """A warning if validation images are not new to the weights that a run starts from, else "". data: undivided.
+def check_unseen(weights: str, recipe: Recipe, data: ImageSet) -> str:
+    """A warning if validation images are not new to the weights that a run learns from, else "". data: undivided.
 
-    So it is if the weights come from a run that divided the same data differently. Raises ValueError for folds then.
+    weights: what it starts from, or its teacher. They are not new to a run that divided the same data differently.
+    Raises ValueError for folds then.
     """
     folder, theirs, ours = None, None, recipe.data
-    if recipe.start.weights is not None:
-        with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
-            folder, theirs = record_of(recipe.start.weights)
+    with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
+        folder, theirs = record_of(weights)
     if folder is None or not (folder / "data.json").is_file():  # as of a cross-validation, which `load_start` refuses
         return ""
     if theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
@@ -56,14 +56,14 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> str:
         return ""
     if ours.folds is not None:
         raise ValueError(
-            f"{recipe.start.weights} learnt from {theirs.source}, of which folds are to be held out: start from "
-            "weights that never saw them"
+            f"{weights} learnt from {theirs.source}, of which folds are to be held out: give weights that never saw "
+            "them"
         )
     if data.val is not None or not ours.val_fraction:
         return ""
     same_way = " ".join(f"data.{name}={'null' if value is None else value}" for name, value in changes.items())
     return (
-        f"{recipe.start.weights} learnt from this data, divided otherwise: some validation images are among what it "
+        f"{weights} learnt from this data, divided otherwise: some validation images are among what it "
         "saw, so that their figures will be too good"
         + ("" if other_labels else f" (divide it the same way: {same_way})")
     )
@@ -177,6 +177,7 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
         values = {"epochs": (recipe.epochs, 1), "time_limit": (recipe.time_limit, None)}
         values |= {"patience": (recipe.patience, None), "best_by": (recipe.best_by, "top1")}
         values |= {"compile": (recipe.compile, "auto"), "track": (recipe.track, ())}
+        values["distill.teacher"] = (recipe.distill.teacher, None)
         values["data.balance"] = (recipe.data.balance, DataOptions().balance)
         for section, own, plain in (("augment", recipe.augment, Augment()), ("optim", recipe.optim, OptimOptions())):
             values |= {f"{section}.{key}": (value, getattr(plain, key)) for key, value in own if key != "batch_size"}

@@ -1,0 +1,76 @@
+"""Distillation: a trained model's answers as part of what another one learns."""
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitreous.device import autocast, compiled
+from vitreous.messages import shorten
+from vitreous.model import ViT
+from vitreous.preprocess import Preprocess
+from vitreous.recipe import Recipe
+from vitreous.weights.load import find_weights, load_weights
+
+
+class Teacher(NamedTuple):
+    """A trained model that answers the images of a run."""
+
+    model: ViT
+    preprocess: Preprocess
+    columns: list[int]
+    """Which of its classes are those of the data, in their order."""
+    sha256: str
+    """Of its weight file."""
+    name: str
+
+
+def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
+    """Load `recipe.distill.teacher`. Raises ValueError unless it knows these classes and reads as many channels."""
+    name = recipe.distill.teacher
+    bundle, report = load_weights(name)
+    if not (report.named or report.imagenet):
+        raise ValueError(f"teacher {name} does not name its classes: give a run on this data, or another named model")
+    if unknown := [own for own in class_names if own not in bundle.class_names]:
+        raise ValueError(
+            f"teacher {name} does not know {shorten(unknown, 5)}: it answers with {shorten(bundle.class_names, 5)}; "
+            "give a model of all these classes, such as a run on this data"
+        )
+    if bundle.preprocess.channels != recipe.model.channels:
+        raise ValueError(
+            f"teacher {name} reads images of {bundle.preprocess.channels} channels, and these have "
+            f"{recipe.model.channels}: set model.channels={bundle.preprocess.channels}"
+        )
+    with find_weights(name).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    columns = [bundle.class_names.index(own) for own in class_names]
+    return Teacher(bundle.model, bundle.preprocess, columns, digest, name)
+
+
+def lesson(
+    teacher: Teacher, recipe: Recipe, device: torch.device, precision: str, steps: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """What makes targets of augmented images and their labels, for `steps` steps in all.
+
+    It takes images (B, C, H, W) in 0..1, of any size, and labels (B,) or targets (B, K), and returns targets (B, K),
+    whose rows sum to 1: `distill.share` of them are the teacher's probabilities of these very views.
+    """
+    share, call = recipe.distill.share, compiled(teacher.model.to(device), recipe.compile, device, steps)
+    columns = torch.tensor(teacher.columns, device=device)
+
+    @torch.no_grad()
+    def targets(images: Tensor, given: Tensor) -> Tensor:
+        if images.shape[2:] != teacher.preprocess.image_size:
+            images = F.interpolate(
+                images, teacher.preprocess.image_size, mode="bilinear", antialias=True, align_corners=False
+            )
+        with autocast(device, precision):
+            logits = call(teacher.preprocess.normalise(images)).float()[:, columns]
+        if given.ndim == 1:
+            given = F.one_hot(given, len(columns)).float()
+        return given.lerp(logits.softmax(dim=1), share)
+
+    return targets

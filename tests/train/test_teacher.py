@@ -1,0 +1,147 @@
+"""Distillation: what a teacher adds to the targets, who may teach, and what is kept of it."""
+
+import hashlib
+import io
+import os
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of
+
+from vitreous.card import card, write_shared
+from vitreous.data.images import ImageSet
+from vitreous.model import ViT
+from vitreous.train.choose import choose_recipe
+from vitreous.train.run import fit
+from vitreous.train.teacher import lesson, load_teacher
+from vitreous.weights import Bundle
+
+CPU = torch.device("cpu")
+
+
+def stop_in_step_2(state, _):
+    if state.step == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def taught(tmp_path):
+    """`fit` with a teacher, by default a bundle of random weights, into tmp_path/<name>; what it prints is in
+    `said`."""
+    tiny_bundle(seed=3).save(tmp_path / "teacher")
+
+    def run(name="run", images=None, teacher=tmp_path / "teacher", share=0.5, on_step=None, resume=False, **changes):
+        recipe = tiny_recipe(distill={"teacher": str(teacher), "share": share}, **changes)
+        run.said = io.StringIO()
+        options = {"console": Console(file=run.said, width=200), "pictures": False}
+        return fit(recipe, images or tiny_set(), out=tmp_path / name, on_step=on_step, resume=resume, **options)
+
+    return run
+
+
+def test_a_share_of_the_targets_is_what_the_teacher_answers(tmp_path):
+    knows = ("cat", "dog", "ant", "bee")  # more than the data has, in another order
+    bundle = tiny_bundle(seed=3, classes=knows)
+    bundle.save(tmp_path)
+    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 0.25})
+    recipe = recipe.resolve(image_size=(8, 8), channels=1, num_classes=3)
+    views, labels = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1])
+    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, labels)
+    with torch.no_grad():
+        own = bundle.model(bundle.preprocess.normalise(views))[:, [2, 3, 0]].softmax(1)
+    assert torch.allclose(targets, 0.75 * F.one_hot(labels, 3) + 0.25 * own, atol=1e-6)
+    mixed = torch.tensor([[0.5, 0.5, 0.0]]).expand(5, 3)
+    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, mixed)
+    assert torch.allclose(targets, 0.75 * mixed + 0.25 * own, atol=1e-6)
+
+
+def test_views_of_another_size_are_brought_to_the_teachers(tmp_path):
+    bundle = tiny_bundle(seed=3)
+    bundle.save(tmp_path)
+    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 1.0})
+    recipe = recipe.resolve(image_size=(16, 16), channels=1, num_classes=3)
+    small, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
+    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)
+    large = small.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    shrunk = F.interpolate(large, (8, 8), mode="bilinear", antialias=True, align_corners=False)
+    assert torch.allclose(targets(large, labels), targets(shrunk, labels), atol=1e-6)
+
+
+def test_a_student_learns_what_its_teacher_knows_and_not_the_labels(taught, tmp_path):
+    longer = {"epochs": 15, "data": {"val_fraction": 0.0}, "optim": {"learning_rate": 1e-2}}
+    teacher = fit(tiny_recipe(**longer), tiny_set(), out=tmp_path / "first", pictures=False)
+    assert teacher.results["test"]["top1"] > 0.9
+    pixels, labels = stripes(48)
+    wrong = ImageSet.from_arrays(pixels, (labels + 1) % 3, test=stripes(12, seed=1), class_names=CLASSES)
+    student = taught(images=wrong, teacher=teacher.folder, share=1.0, **longer)
+    assert student.results["test"]["top1"] > 0.9  # of the right labels
+    alone = fit(tiny_recipe(**longer), wrong, out=tmp_path / "alone", pictures=False)
+    assert alone.results["test"]["top1"] < 0.1
+
+
+def test_the_teacher_answers_the_same_views_before_they_are_made_small(taught, monkeypatch):
+    asked, trained = [], []
+    original = ViT.forward
+
+    def spy(self, images, **more):
+        (trained if self.training else asked).append(images.detach().clone())
+        return original(self, images, **more)
+
+    monkeypatch.setattr(ViT, "forward", spy)
+    taught(augment={"shrink": 0.5, "rotation": 20}, on_step=stop_in_step_2)
+    view, seen = asked[0], trained[0]
+    assert view.shape[2:] == (8, 8) and seen.shape[2:] == (4, 4)
+    halved = F.interpolate(view, (4, 4), mode="bilinear", antialias=True, align_corners=False)
+    assert torch.corrcoef(torch.stack([halved.flatten(), seen.flatten()]))[0, 1] > 0.999  # up to mean and deviation
+
+
+def test_the_teacher_stays_as_it_is_and_is_recorded(taught, tmp_path):
+    file = tmp_path / "teacher" / "model.safetensors"
+    before = file.read_bytes()
+    run = taught()
+    assert file.read_bytes() == before
+    digest = hashlib.sha256(before).hexdigest()
+    assert run.results["teacher"] == {"weights": str(tmp_path / "teacher"), "sha256": digest}
+    assert f"50% of the targets are what {tmp_path / 'teacher'} answers to" in taught.said.getvalue()
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    text = card(tmp_path / "shared")
+    assert "trained from scratch and taught by teacher on 36 of its images.\n" in text
+    assert "- distill: teacher teacher\n" in text and "distill.teacher=path/to/teacher\n" in text
+    texts = [file.read_text() for file in (tmp_path / "shared").iterdir() if file.suffix != ".safetensors"]
+    assert len(texts) == 6 and not any(str(tmp_path) in text for text in texts)
+
+
+def test_a_run_goes_on_with_the_same_teacher_only_bit_for_bit(taught, tmp_path):
+    whole = taught("whole")
+    assert taught("cut", on_step=stop_in_step_2).results is None
+    own = Bundle.load(tmp_path / "teacher")
+    tiny_bundle(seed=4).save(tmp_path / "teacher")
+    with pytest.raises(ValueError, match=r"teacher is not the teacher that .*cut had: put that back"):
+        taught("cut", resume=True)
+    own.save(tmp_path / "teacher")
+    assert equal(weights_of(taught("cut", resume=True).folder), weights_of(whole.folder))
+
+
+def test_those_who_cannot_teach_are_refused(taught, tmp_path):
+    tiny_bundle(classes=("ant", "dog", "cat")).save(tmp_path / "other")
+    tiny_bundle(channels=3).save(tmp_path / "rgb")
+    with pytest.raises(
+        ValueError, match=r"other does not know bee: it answers with ant, dog, cat; give a model of all"
+    ):
+        taught(teacher=tmp_path / "other")
+    with pytest.raises(ValueError, match=r"rgb reads images of 3 channels, and these have 1: set model\.channels=3"):
+        taught(teacher=tmp_path / "rgb")
+    with pytest.raises(ValueError, match=r"no model 'nobody' here: "):
+        taught(teacher="nobody")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_is_found_from_any_folder(tmp_path, monkeypatch):
+    tiny_bundle().save(tmp_path / "teacher")
+    monkeypatch.chdir(tmp_path)
+    for name, kept in (("teacher", str(tmp_path / "teacher")), ("mnist", "mnist")):
+        recipe, *_ = choose_recipe("digits", None, [f"distill.teacher={name}"])
+        assert recipe.distill.teacher == kept
