@@ -46,16 +46,22 @@ def test_a_share_of_the_targets_is_what_the_teacher_answers(tmp_path):
     knows = ("cat", "dog", "ant", "bee")  # more than the data has, in another order
     bundle = tiny_bundle(seed=3, classes=knows)
     bundle.save(tmp_path)
-    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 0.25})
+    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 0.25}, optim={"label_smoothing": 0.3})
     recipe = recipe.resolve(image_size=(8, 8), channels=1, num_classes=3)
     views, labels = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1])
     targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, labels)
     with torch.no_grad():
         own = bundle.model(bundle.preprocess.normalise(views))[:, [2, 3, 0]].softmax(1)
-    assert torch.allclose(targets, 0.75 * F.one_hot(labels, 3) + 0.25 * own, atol=1e-6)
+    assert torch.allclose(targets, 0.75 * (0.7 * F.one_hot(labels, 3) + 0.1) + 0.25 * own, atol=1e-6)
     mixed = torch.tensor([[0.5, 0.5, 0.0]]).expand(5, 3)
     targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, mixed)
-    assert torch.allclose(targets, 0.75 * mixed + 0.25 * own, atol=1e-6)
+    assert torch.allclose(targets, 0.75 * (0.7 * mixed + 0.1) + 0.25 * own, atol=1e-6)
+
+
+def test_only_the_labels_are_smoothed(taught):
+    """By targets that are all the teacher's, smoothing changes nothing."""
+    weights = [weights_of(taught(str(s), share=1.0, optim={"label_smoothing": s}).folder) for s in (0.0, 0.3)]
+    assert equal(*weights)
 
 
 def test_views_of_another_size_are_brought_to_the_teachers(tmp_path):

@@ -123,6 +123,8 @@ def train_loop(
 ) -> bool:
     """Train from `state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
+    teacher: its answers become part of the targets.
+
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
     generator. Raises FloatingPointError, naming the step, when the loss is not finite. Between two reports nothing
     waits for the device, so the host runs ahead of a GPU. Float16 is the exception: gradients are scaled so that small
@@ -142,7 +144,10 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    teach = None if teacher is None else lesson(teacher, recipe, engine.device, precision, total)
+    teach = None
+    if teacher is not None:
+        teach = lesson(teacher, recipe, engine.device, precision, total)
+        recipe = recipe.with_options("optim", label_smoothing=0.0)  # the lesson smooths the labels, not the answers
     warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds

@@ -56,9 +56,11 @@ def lesson(
     """What makes targets of augmented images and their labels, for `steps` steps in all.
 
     It takes images (B, C, H, W) in 0..1, of any size, and labels (B,) or targets (B, K), and returns targets (B, K),
-    whose rows sum to 1: `distill.share` of them are the teacher's probabilities of these very views.
+    whose rows sum to 1: `distill.share` of them are the teacher's probabilities of these very views, the rest are the
+    labels, smoothed by `optim.label_smoothing`.
     """
-    share, call = recipe.distill.share, compiled(teacher.model.to(device), recipe.compile, device, steps)
+    share, smoothing = recipe.distill.share, recipe.optim.label_smoothing
+    call = compiled(teacher.model.to(device), recipe.compile, device, steps)
     columns = torch.tensor(teacher.columns, device=device)
 
     @torch.no_grad()
@@ -71,6 +73,7 @@ def lesson(
             logits = call(teacher.preprocess.normalise(images)).float()[:, columns]
         if given.ndim == 1:
             given = F.one_hot(given, len(columns)).float()
-        return given.lerp(logits.softmax(dim=1), share)
+        smooth = given * (1 - smoothing) + smoothing / len(columns)
+        return smooth.lerp(logits.softmax(dim=1), share)
 
     return targets
