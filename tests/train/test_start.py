@@ -263,6 +263,7 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
         ({"track": "tensorboard"}, r"track is \('tensorboard',\), but a probe"),
         ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),
+        ({"distill": {"teacher": "mnist"}}, "distill.teacher is mnist, but a probe"),
     ],
 )
 def test_a_probe_refuses_what_it_would_ignore(started, changes, message):
