@@ -1,13 +1,14 @@
 """A recipe: everything that decides a training run, in one strict model that YAML files and `key=value` fill."""
 
 from vitreous.recipe.idle import check_not_idle
-from vitreous.recipe.options import DataOptions, OptimOptions, StartOptions
+from vitreous.recipe.options import DataOptions, DistillOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
 from vitreous.recipe.schema import Recipe, flat, json_schema, keys, make_recipe, settings
 
 __all__ = [
     "RECIPES",
     "DataOptions",
+    "DistillOptions",
     "OptimOptions",
     "Recipe",
     "StartOptions",

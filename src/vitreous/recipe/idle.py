@@ -15,7 +15,7 @@ SWITCHES = (
     (("optim.schedule",), ("onecycle",), ("optim.warmup",)),
     (("optim.schedule",), ("onecycle", "constant"), ("optim.final_rate",)),
     (("model.patch_embedding",), ("linear", "conv"), ("start.whiten",)),
-    (("distill.teacher",), (None,), ("distill.share",)),
+    (("distill.teacher",), (None,), ("distill.share", "distill.temperature")),
     (("augment.crop_scale",), (None,), ("augment.crop_ratio",)),
     (("augment.randaugment_ops",), (0,), ("augment.randaugment_magnitude", "augment.randaugment_sd")),
     (("augment.shrink",), (1.0,), ("augment.shrink_until",)),

@@ -135,7 +135,9 @@ class DistillOptions(Section):
     """A trained model that knows all classes of the data: a run, a bundle, a shipped name, a weight file, a folder or
     hf:owner/name. Views of another size are brought to its own."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the targets that are the teacher's probabilities; the rest are the labels."""
+    """Share of the loss that is the divergence from the teacher's probabilities; the rest is by the labels."""
+    temperature: PositiveFloat = 2.0
+    """What the logits of both are divided by for that: more brings out what the teacher thinks of unlikely classes."""
 
 
 class OptimOptions(Section):

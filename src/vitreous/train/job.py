@@ -157,7 +157,7 @@ class Job:
             say(self.console, "these weights read gray images: colours are not seen")
         if self.teacher is not None:
             share, name = self.recipe.distill.share, self.teacher.name
-            say(self.console, f"{share:.0%} of the targets are what {name} answers to the same augmented images")
+            say(self.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
         val = len(self.val_batches) if self.val_batches else 0
         names = self.data.class_names
         say(

@@ -21,7 +21,7 @@ from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
 from vitreous.train.optim import EMA, optimizer_step, rate_factor, set_rates
 from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
-from vitreous.train.teacher import Teacher, lesson
+from vitreous.train.teacher import Teacher, answering, distilled
 from vitreous.weights.bundle import not_finite
 
 CHECKPOINT_SECONDS = 60
@@ -123,7 +123,7 @@ def train_loop(
 ) -> bool:
     """Train from `state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
-    teacher: its answers become part of the targets.
+    teacher: its answers to the same views are learnt beside the labels.
 
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
     generator. Raises FloatingPointError, naming the step, when the loss is not finite. Between two reports nothing
@@ -144,10 +144,7 @@ def train_loop(
     totals = torch.tensor(so_far, dtype=widest_float(engine.device), device=engine.device)  # of this process
     fill = torch.tensor(preprocess.mean, device=engine.device)
     call, bare = compiled(model, recipe.compile, engine.device, total), engine.unwrap(model)
-    teach = None
-    if teacher is not None:
-        teach = lesson(teacher, recipe, engine.device, precision, total)
-        recipe = recipe.with_options("optim", label_smoothing=0.0)  # the lesson smooths the labels, not the answers
+    ask = None if teacher is None else answering(teacher, recipe, engine.device, precision, total)
     warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
     begun = last_save - state.total_seconds
@@ -165,13 +162,14 @@ def train_loop(
             compiling = state.compile_seconds
             progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
-            if teach is not None:
-                targets = teach(images, targets)
+            answers = None if ask is None else ask(images)
             images = preprocess.normalise(shrunk(images, recipe, progress))
             side = tuple(images.shape[2:])
             bare.set_image_size(side)
 
-            sums = forward_backward(model, call, images, targets, size, weights, recipe, precision, scaler, engine)
+            sums = forward_backward(
+                model, call, images, targets, answers, size, weights, recipe, precision, scaler, engine
+            )
             totals += sums
             set_rates(optimizers, rate_factor(optim, progress * total, total))
             if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
@@ -271,6 +269,7 @@ def forward_backward(
     call: Callable[[Tensor], Tensor],
     images: Tensor,
     targets: Tensor,
+    answers: Tensor | None,
     size: int,
     weights: Tensor | None,
     recipe: Recipe,
@@ -281,17 +280,21 @@ def forward_backward(
     """Accumulate the gradients of this process's share of a batch, part by part, for the mean over the whole batch.
 
     call: the model, plain or compiled. scaler: scales the gradients. size: images in the batch over all processes.
-    weights: (K,), of the classes.
+    weights: (K,), of the classes. answers: a teacher's logits (B, K).
     Returns (2,): over these images, the sum of the loss and the number of correct answers.
     """
-    parts = list(zip(images.chunk(recipe.optim.accumulate), targets.chunk(recipe.optim.accumulate), strict=True))
+    count = recipe.optim.accumulate
+    parts = list(zip(images.chunk(count), targets.chunk(count), strict=True))
+    taught = [None] * len(parts) if answers is None else answers.chunk(count)
     kind = widest_float(images.device)
     sums = torch.zeros(2, dtype=kind, device=images.device)
-    for i, (part, target) in enumerate(parts):
+    for i, ((part, target), answer) in enumerate(zip(parts, taught, strict=True)):
         with engine.gradients(model, last=i == len(parts) - 1):
             with autocast(images.device, precision):
                 logits = call(part).float()  # (B, K)
             loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
+            if answer is not None:
+                loss = distilled(loss, logits, answer, recipe.distill)
             engine.backward(scaler.scale(loss * (len(part) * engine.processes / size)))  # averaged over processes
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         correct = (logits.detach().argmax(dim=1) == labels).sum()

@@ -1,4 +1,4 @@
-"""Distillation: a trained model's answers as part of what another one learns."""
+"""Distillation: a trained model's answers are learnt beside the labels."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from vitreous.device import autocast, compiled
 from vitreous.messages import shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import Recipe
+from vitreous.recipe import DistillOptions, Recipe
 from vitreous.weights.load import find_weights, load_weights
 
 
@@ -50,30 +50,35 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
     return Teacher(bundle.model, bundle.preprocess, columns, digest, name)
 
 
-def lesson(
+def answering(
     teacher: Teacher, recipe: Recipe, device: torch.device, precision: str, steps: int
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """What makes targets of augmented images and their labels, for `steps` steps in all.
+) -> Callable[[Tensor], Tensor]:
+    """The teacher's logits (B, K) of augmented images (B, C, H, W) in 0..1, as a callable for `steps` steps in all.
 
-    It takes images (B, C, H, W) in 0..1, of any size, and labels (B,) or targets (B, K), and returns targets (B, K),
-    whose rows sum to 1: `distill.share` of them are the teacher's probabilities of these very views, the rest are the
-    labels, smoothed by `optim.label_smoothing`.
+    K are the classes of the data. Images of another size are brought to the teacher's.
     """
-    share, smoothing = recipe.distill.share, recipe.optim.label_smoothing
     call = compiled(teacher.model.to(device), recipe.compile, device, steps)
     columns = torch.tensor(teacher.columns, device=device)
 
     @torch.no_grad()
-    def targets(images: Tensor, given: Tensor) -> Tensor:
+    def answers(images: Tensor) -> Tensor:
         if images.shape[2:] != teacher.preprocess.image_size:
             images = F.interpolate(
                 images, teacher.preprocess.image_size, mode="bilinear", antialias=True, align_corners=False
             )
         with autocast(device, precision):
-            logits = call(teacher.preprocess.normalise(images)).float()[:, columns]
-        if given.ndim == 1:
-            given = F.one_hot(given, len(columns)).float()
-        smooth = given * (1 - smoothing) + smoothing / len(columns)
-        return smooth.lerp(logits.softmax(dim=1), share)
+            return call(teacher.preprocess.normalise(images)).float()[:, columns]
 
-    return targets
+    return answers
+
+
+def distilled(loss: Tensor, logits: Tensor, answers: Tensor, options: DistillOptions) -> Tensor:
+    """The loss by the labels, with `options.share` of it replaced by the divergence from the teacher's probabilities.
+
+    logits, answers: the model's and the teacher's, (B, K). Both are divided by the temperature T, which shrinks the
+    gradients by about its square: so the divergence is multiplied by that (Hinton et al. 2015, section 2).
+    """
+    T = options.temperature
+    ours, theirs = (logits / T).log_softmax(dim=1), (answers / T).log_softmax(dim=1)
+    divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    return (1 - options.share) * loss + options.share * T**2 * divergence
