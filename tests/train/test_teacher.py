@@ -1,4 +1,4 @@
-"""Distillation: what a teacher adds to the targets, who may teach, and what is kept of it."""
+"""Distillation: what a teacher adds to the loss, who may teach, and what is kept of it."""
 
 import hashlib
 import io
@@ -14,9 +14,10 @@ from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, we
 from vitreous.card import card, write_shared
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT
+from vitreous.recipe import DistillOptions
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
-from vitreous.train.teacher import lesson, load_teacher
+from vitreous.train.teacher import answering, distilled, load_teacher
 from vitreous.weights import Bundle
 
 CPU = torch.device("cpu")
@@ -42,38 +43,43 @@ def taught(tmp_path):
     return run
 
 
-def test_a_share_of_the_targets_is_what_the_teacher_answers(tmp_path):
-    knows = ("cat", "dog", "ant", "bee")  # more than the data has, in another order
-    bundle = tiny_bundle(seed=3, classes=knows)
+def answers_of(folder, views, size=8):
+    recipe = tiny_recipe(distill={"teacher": str(folder)})
+    recipe = recipe.resolve(image_size=(size, size), channels=1, num_classes=3)
+    return answering(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views)
+
+
+def test_the_answers_are_of_the_datas_classes(tmp_path):
+    bundle = tiny_bundle(seed=3, classes=("cat", "dog", "ant", "bee"))  # more than the data has, in another order
     bundle.save(tmp_path)
-    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 0.25}, optim={"label_smoothing": 0.3})
-    recipe = recipe.resolve(image_size=(8, 8), channels=1, num_classes=3)
-    views, labels = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1])
-    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, labels)
+    views = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
-        own = bundle.model(bundle.preprocess.normalise(views))[:, [2, 3, 0]].softmax(1)
-    assert torch.allclose(targets, 0.75 * (0.7 * F.one_hot(labels, 3) + 0.1) + 0.25 * own, atol=1e-6)
-    mixed = torch.tensor([[0.5, 0.5, 0.0]]).expand(5, 3)
-    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views, mixed)
-    assert torch.allclose(targets, 0.75 * (0.7 * mixed + 0.1) + 0.25 * own, atol=1e-6)
-
-
-def test_only_the_labels_are_smoothed(taught):
-    """By targets that are all the teacher's, smoothing changes nothing."""
-    weights = [weights_of(taught(str(s), share=1.0, optim={"label_smoothing": s}).folder) for s in (0.0, 0.3)]
-    assert equal(*weights)
+        own = bundle.model(bundle.preprocess.normalise(views))
+    assert torch.equal(answers_of(tmp_path, views), own[:, [2, 3, 0]])
 
 
 def test_views_of_another_size_are_brought_to_the_teachers(tmp_path):
-    bundle = tiny_bundle(seed=3)
-    bundle.save(tmp_path)
-    recipe = tiny_recipe(distill={"teacher": str(tmp_path), "share": 1.0})
-    recipe = recipe.resolve(image_size=(16, 16), channels=1, num_classes=3)
-    small, labels = torch.rand(2, 1, 8, 8), torch.tensor([0, 1])
-    targets = lesson(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)
-    large = small.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
-    shrunk = F.interpolate(large, (8, 8), mode="bilinear", antialias=True, align_corners=False)
-    assert torch.allclose(targets(large, labels), targets(shrunk, labels), atol=1e-6)
+    tiny_bundle(seed=3).save(tmp_path)
+    large = torch.rand(2, 1, 16, 16)
+    small = F.interpolate(large, (8, 8), mode="bilinear", antialias=True, align_corners=False)
+    assert torch.equal(answers_of(tmp_path, large, 16), answers_of(tmp_path, small))
+
+
+def test_the_loss_is_shared_between_labels_and_answers():
+    options = DistillOptions(teacher="any", share=0.25, temperature=3.0)
+    logits, answers = torch.randn(2, 5, 4, dtype=torch.float64)
+    p, q = (answers / 3).softmax(1), (logits / 3).softmax(1)
+    by_hand = 0.75 * 2.0 + 0.25 * 9 * (p * (p / q).log()).sum(1).mean()
+    assert distilled(torch.tensor(2.0), logits, answers, options).item() == pytest.approx(by_hand.item())
+    same = distilled(torch.tensor(2.0), answers, answers, options)
+    assert same.item() == pytest.approx(1.5)
+
+
+def test_a_batch_in_parts_learns_the_same_from_a_teacher(taught):
+    whole, parts = (taught(str(n), data={"val_fraction": 0}, optim={"accumulate": n, "clip": 0.1}) for n in (1, 3))
+    first, second = weights_of(whole.folder), weights_of(parts.folder)
+    assert all(torch.allclose(first[name], second[name], atol=1e-3) for name in first)
+    assert whole.history[-1]["train_loss"] == pytest.approx(parts.history[-1]["train_loss"], abs=1e-4)
 
 
 def test_a_student_learns_what_its_teacher_knows_and_not_the_labels(taught, tmp_path):
@@ -111,7 +117,7 @@ def test_the_teacher_stays_as_it_is_and_is_recorded(taught, tmp_path):
     assert file.read_bytes() == before
     digest = hashlib.sha256(before).hexdigest()
     assert run.results["teacher"] == {"weights": str(tmp_path / "teacher"), "sha256": digest}
-    assert f"50% of the targets are what {tmp_path / 'teacher'} answers to" in taught.said.getvalue()
+    assert f"50% of the loss is by what {tmp_path / 'teacher'} answers to" in taught.said.getvalue()
     write_shared(run.folder, tmp_path / "shared", run.results)
     text = card(tmp_path / "shared")
     assert "trained from scratch and taught by teacher on 36 of its images.\n" in text
