@@ -31,12 +31,17 @@ class Timed(NamedTuple):
     """How many settings differ from the recipe's, but for a number of epochs that the time did not reach."""
 
 
+def has_limit(result: dict) -> bool:
+    """Whether a recipe's result is of a time limit."""
+    return (result["overrides"] or [""])[-1].startswith("time_limit=")
+
+
 def timed(results: list[dict]) -> list[Timed]:
-    """Of the results of recipes those that had a time limit."""
+    """Of the results of recipes those that had a time limit and no teacher, whose own time would count, too."""
     found = []
     for r in results:
         *others, last = r["overrides"] or [""]
-        if last.startswith("time_limit="):
+        if has_limit(r) and not any(other.startswith("distill.") for other in others):
             minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
             what = r["recipe"], UNITS[r["machine"]["units"]], r["precision"], r["params"]
             epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from measure import RESULTS, between, markdown, replaced, threads
-from minutes import UNITS, minutes_table, timed
+from minutes import UNITS, has_limit, minutes_table, timed
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -314,7 +314,7 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     recipes = [content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()]
     measured["results"] = recipe_table(recipes)
     told = {"headline": headline(results), "minutes": minutes_table(timed(recipes))}
-    told["whole"] = whole_table([content for content in recipes if not timed([content])])
+    told["whole"] = whole_table([content for content in recipes if not has_limit(content)])
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
     told["speed"] = speed(results)

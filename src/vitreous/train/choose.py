@@ -20,7 +20,7 @@ PROBED = 10_000  # training images up to which fine-tuning fits the head first: 
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
-    """--from, --arch and --revision as settings. The run can be resumed from anywhere."""
+    """--from, --arch and --revision as settings, by which the run can be resumed from any folder."""
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:

@@ -1,6 +1,5 @@
 """Start a recipe and a model from trained weights."""
 
-import hashlib
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DataOptions, OptimOptions, Recipe, StartOptions
-from vitreous.weights.load import find_weights, load_weights
+from vitreous.weights.load import load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
@@ -121,9 +120,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     fit = recipe.data.fit if "fit" in recipe.data.model_fields_set else bundle.preprocess.fit
     if fit != bundle.preprocess.fit:
         lines.append(f"images are fitted by {fit}, as data.fit says")
-    with find_weights(options.weights, options.revision).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
+    digest = weights_digest(options.weights, options.revision)
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0).model_copy(update={"model": config})
     return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)

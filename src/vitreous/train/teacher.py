@@ -1,6 +1,5 @@
 """Distillation: a trained model's answers are learnt beside the labels."""
 
-import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,19 +12,20 @@ from vitreous.messages import shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DistillOptions, Recipe
-from vitreous.weights.load import find_weights, load_weights
+from vitreous.weights.load import load_weights, weights_digest
 
 
 class Teacher(NamedTuple):
     """A trained model that answers the images of a run."""
 
+    name: str
+    """As the recipe has it."""
     model: ViT
     preprocess: Preprocess
     columns: list[int]
     """Which of its classes are those of the data, in their order."""
     sha256: str
     """Of its weight file."""
-    name: str
 
 
 def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
@@ -44,10 +44,8 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
             f"teacher {name} reads images of {bundle.preprocess.channels} channels, and these have "
             f"{recipe.model.channels}: set model.channels={bundle.preprocess.channels}"
         )
-    with find_weights(name).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     columns = [bundle.class_names.index(own) for own in class_names]
-    return Teacher(bundle.model, bundle.preprocess, columns, digest, name)
+    return Teacher(name, bundle.model, bundle.preprocess, columns, weights_digest(name))
 
 
 def answering(

@@ -6,6 +6,7 @@ preprocessing is loaded with them.
 """
 
 import difflib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -187,6 +188,12 @@ def find_weights(source: os.PathLike[str] | str, revision: str | None = None) ->
         found = f"several weight files: {shorten(file.name for file in files)}" if files else "no weight file"
         raise ValueError(f"{path} holds {found}: give one of them, or a folder with {WEIGHTS} and {CONFIG}")
     return files[0]
+
+
+def weights_digest(source: os.PathLike[str] | str, revision: str | None = None) -> str:
+    """SHA-256 of the weight file of a source, in hexadecimal."""
+    with find_weights(source, revision).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(repo: str, revision: str | None) -> Path:
