@@ -1,6 +1,7 @@
 """The loop never waits for its device within a pass, and compiles the model where that is asked for."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from vitreous.device import autocast, compiled, compiling_lacks
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
-from vitreous.train import loop
+from vitreous.train import loop, teacher
 from vitreous.train.engine import Engine
 from vitreous.train.loop import Hooks, State, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.run import fit
+from vitreous.train.teacher import Teacher
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
 
@@ -76,6 +78,7 @@ def start(recipe, where):
         "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
         "val": None,
         "recipe": recipe,
+        "teacher": Teacher("itself", copy.deepcopy(model).eval(), preprocess, [0, 1, 2], ""),
         "preprocess": preprocess,
         "precision": "float32",
         "engine": engine_on(where),
@@ -87,7 +90,8 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
     """On the `meta` device tensors have no values: whoever reads one, or needs one to know a shape, gets an error."""
     adamw = torch.optim.AdamW
     monkeypatch.setattr(torch.optim, "AdamW", lambda *args, **options: adamw(*args, **options | {"fused": False}))
-    monkeypatch.setattr(loop, "autocast", lambda *_: contextlib.nullcontext())
+    for module in (loop, teacher):
+        monkeypatch.setattr(module, "autocast", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(loop.time, "monotonic", lambda: 0.0)  # no report before the last step
     copies, seen = Copies(), []
     parts = start(tiny_recipe(epochs=1, **EVERYTHING), "meta")
