@@ -53,8 +53,7 @@ def fit_folds(
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
     check_start(recipe, has_weights=recipe.start.weights is not None)
-    for source in filter(None, (recipe.start.weights, recipe.distill.teacher)):
-        check_unseen(source, recipe, data)
+    check_unseen(recipe, data)
     if recipe.start.weights is not None:  # the model is that of the weights
         recipe = load_start(recipe, data.class_names).recipe
     recipe = fit_to_data(recipe, data.divided(recipe.with_options("data", fold=1).data))

@@ -119,7 +119,7 @@ def fit(
     check_start(recipe, has_weights=model is not None or recipe.start.weights is not None)
     recipe, data = with_data(recipe, data)
     engine = Engine(device, track=recipe.track)
-    seen = [check_unseen(source, recipe, data) for source in (recipe.start.weights, recipe.distill.teacher) if source]
+    seen = check_unseen(recipe, data)
     data = data.divided(recipe.data)
     if data.test is not None and not data.skip_broken and (name := data.test.images.missing()):
         raise BrokenImage(f"{name}, a test image, is not there: put it there, or leave it out by data.skip_broken=true")
@@ -142,7 +142,7 @@ def fit(
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
-        for warning in filter(None, seen):
+        for warning in seen:
             log.warning(warning)
         job = Job(recipe, data, model, folder, engine, start, teacher, console, pictures)
         engine.from_main(partial(job.describe, new=not (resume or dry_run)))

@@ -36,12 +36,17 @@ class Start(NamedTuple):
     """How the weights were used, for the user to read."""
 
 
-def check_unseen(weights: str, recipe: Recipe, data: ImageSet) -> str:
-    """A warning if validation images are not new to the weights that a run learns from, else "". data: undivided.
+def check_unseen(recipe: Recipe, data: ImageSet) -> list[str]:
+    """Warnings of weights that a run starts from, or a teacher, to whom its validation images are not new.
 
-    weights: what it starts from, or its teacher. They are not new to a run that divided the same data differently.
-    Raises ValueError for folds then.
+    data: undivided. They are not new to a run that divided the same data differently. Raises ValueError for folds then.
     """
+    sources = filter(None, (recipe.start.weights, recipe.distill.teacher))
+    return [warning for weights in sources if (warning := _seen_by(weights, recipe, data))]
+
+
+def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
+    """The warning of one of them, or ""."""
     folder, theirs, ours = None, None, recipe.data
     with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
         folder, theirs = record_of(weights)
