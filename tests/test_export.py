@@ -37,6 +37,7 @@ ALL_PARTS = {
     "mlp_conv": True,
     "patch_embedding": "conv_stem",
     "stem_channels": (4,),
+    "stem_pool": True,
     "positions": "rope",
     "norm": "rmsnorm",
     "qk_norm": True,
@@ -213,7 +214,7 @@ def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
     ],
 )
 def test_a_tiny_model_of_the_shipped_architecture_goes_into_every_graph(tmp_path, form, off):
-    stem = {"patch_embedding": "conv_stem", "stem_channels": (4,)}
+    stem = {"patch_embedding": "conv_stem", "stem_channels": (4,), "stem_pool": True}
     bundle = scrambled(**stem, mlp_conv=True, pool="attention", positions="sincos2d")
     answer = deploy.GRAPHS[form](bundle, tmp_path, False)
     for count in (1, 7):

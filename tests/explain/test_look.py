@@ -57,6 +57,15 @@ def test_filters_of_a_stem_are_what_its_tokens_change_by(stem, field):
     torch.testing.assert_close((window * filters).sum(dim=(1, 2, 3)), change, atol=1e-7, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("strides", "field"), [((1, 2, 2), 12), ((2, 1, 2), 14), ((2, 2, 1), 18)])
+def test_filters_of_a_stem_that_pools_are_as_wide_as_it_sees(strides, field):
+    stem = {"stem_channels": (4, 6), "stem_strides": strides, "stem_pool": True}
+    model = small(patch_embedding="conv_stem", image_size=28, **stem)
+    for parameter in model.patches.parameters():
+        nn.init.normal_(parameter)
+    assert patch_filters(model).shape == (16, 3, field, field)
+
+
 def test_looking_at_a_model_in_training_leaves_its_batch_statistics_alone():
     model = small(patch_embedding="conv_stem", stem_channels=(4,))
     expected = patch_filters(model)

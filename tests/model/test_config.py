@@ -88,7 +88,19 @@ REFUSED = [
         {"norm_after_pool": True, "pool": "cls_mean"},
         "norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them",
     ),
-    ({"stem_channels": (8,)}, "stem_channels (8,) need patch_embedding=conv_stem, not conv"),
+    ({"stem_channels": (8,)}, "stem_channels (8,) needs patch_embedding=conv_stem, not conv"),
+    ({"stem_strides": (2, 2)}, "stem_strides (2, 2) needs patch_embedding=conv_stem, not conv"),
+    ({"stem_pool": True}, "stem_pool True needs patch_embedding=conv_stem, not conv"),
+    (
+        STEM | {"patch_size": 4, "stem_channels": (8, 8), "stem_strides": (2, 2)},
+        "stem_strides (2, 2) do not fit: give one for each of the 3 convolutions, with the patch size as their product",
+    ),
+    (STEM | {"patch_size": 4, "stem_channels": (8,), "stem_strides": (1, 2)}, "stem_strides (1, 2) do not fit"),
+    (
+        STEM | {"patch_size": (4, 2), "image_size": 8, "stem_channels": (8,), "stem_strides": (2, 2)},
+        "product, here (4, 2), or leave them out",
+    ),
+    (STEM | {"patch_size": 3, "image_size": 9, "stem_strides": (3,)}, "1 or 2"),
     (
         STEM | {"patch_size": (4, 7), "stem_channels": (8, 8)},
         "conv_stem needs a patch size that is a power of two, not 7",

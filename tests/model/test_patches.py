@@ -68,6 +68,29 @@ def test_conv_stem_halves_as_often_as_the_patch_size_asks(patch_size, stem_chann
     assert stem(torch.randn(2, 3, 16, 32)).shape == (2, options.grid[0] * options.grid[1], 16)
 
 
+def test_a_stem_halves_where_it_is_told_to():
+    options = config(patch_size=4, patch_embedding="conv_stem", stem_channels=(4, 6, 8), stem_strides=(2, 1, 2, 1))
+    convolutions = [layer for layer in ConvStem(options).layers if isinstance(layer, nn.Conv2d)]
+    assert [conv.stride for conv in convolutions] == [(2, 2), (1, 1), (2, 2), (1, 1)]
+    assert [conv.out_channels for conv in convolutions] == [4, 6, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "strides", "steps"),
+    [((2, 4), (), [(1, 1), (1, 2), (2, 2)]), (4, (2, 1, 2), [(2, 2), (1, 1), (2, 2)])],
+)
+def test_a_stem_that_pools_computes_all_places_and_takes_means_of_neighbours(patch_size, strides, steps):
+    options = {"patch_embedding": "conv_stem", "stem_channels": (4, 6), "stem_strides": strides, "stem_pool": True}
+    torch.manual_seed(0)
+    stem = ConvStem(config(patch_size=patch_size, **options)).eval()
+    images = x = torch.randn(2, 3, 8, 12)
+    convolutions = [layer for layer in stem.layers if isinstance(layer, nn.Conv2d)]
+    for conv, (rows, columns) in zip(convolutions, steps, strict=True):
+        x = F.conv2d(x, conv.weight, padding=1).unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).mean(dim=(3, 5))
+        x = F.gelu(x / (1 + 1e-5) ** 0.5)  # batch norm as it starts
+    torch.testing.assert_close(stem(images), x.flatten(2).mT)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_whitened_stem_sees_uncorrelated_directions_of_unit_variance_with_both_signs(channels):
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ VARIANTS = [
     {},
     {"patch_embedding": "linear", "channels": 1},
     {"patch_embedding": "conv_stem", "stem_channels": (4,), "pool": "attention"},
+    {"patch_embedding": "conv_stem", "stem_channels": (4, 6), "stem_strides": (2, 1, 2), "stem_pool": True},
     {"pool": "mean", "positions": "sincos2d", "norm": "rmsnorm", "bias": False},
     {"positions": "rope", "registers": 3, "qk_norm": True},
     {"positions": "sincos", "layer_scale": 0.1, "head_hidden": 6, "patch_size": (2, 6)},

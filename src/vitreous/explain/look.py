@@ -100,7 +100,8 @@ def patch_filters(model: ViT) -> Tensor:
     P, Q = config.patch_size
     if config.patch_embedding != "conv_stem":
         return model.patches.proj.weight.detach().reshape(config.dim, config.channels, P, Q)
-    around = 3 + 2 * max(-(-len(config.stem_channels) // side) for side in (P, Q))  # patches, more than a token sees
+    apart = np.cumprod(config.stem_steps, axis=0)  # pixels from a place to the next one, after each convolution
+    around = 3 + 2 * int(np.ceil(apart.sum(axis=0) / apart[-1]).max())  # patches, more than a token sees
     like = next(model.parameters())
     image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
     with torch.enable_grad(), evaluating(model):

@@ -1,5 +1,6 @@
 """What a Vision Transformer is made of: `ViTConfig`, the one schema of a model."""
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -67,6 +68,12 @@ class ViTConfig(BaseModel):
     stem_channels: tuple[PositiveInt, ...] = ()
     """`conv_stem`: channels between its convolutions, the last of which have stride 2, as many as the patch size asks
     for: patch size 4 with (32, 64) is 3x3 /1, 3x3 /2, 3x3 /2."""
+    stem_strides: tuple[Literal[1, 2], ...] = ()
+    """`conv_stem`: the stride of each of its convolutions, one more than `stem_channels`, where it is not the last ones
+    that have stride 2."""
+    stem_pool: bool = False
+    """`conv_stem`: halve by the mean of 2 x 2 neighbours after a convolution, not by its stride, which computes only
+    every second of them and so depends on where things lie (Zhang 2019)."""
     positions: Literal["learned", "sincos", "sincos_learned", "sincos2d", "rope"] = "learned"
     """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started as `sincos` and trained; `sincos2d`,
     fixed, half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""
@@ -135,10 +142,10 @@ class ViTConfig(BaseModel):
             raise ValueError("norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them")
         if self.patch_embedding == "conv_stem":
             self._check_stem()
-        elif self.stem_channels:
-            raise ValueError(
-                f"stem_channels {self.stem_channels} need patch_embedding=conv_stem, not {self.patch_embedding}"
-            )
+        else:
+            for name in ("stem_channels", "stem_strides", "stem_pool"):
+                if value := getattr(self, name):
+                    raise ValueError(f"{name} {value} needs patch_embedding=conv_stem, not {self.patch_embedding}")
         if round(self.dim * self.mlp_ratio) < 1:
             raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
         return self
@@ -153,6 +160,21 @@ class ViTConfig(BaseModel):
                 f"conv_stem needs {halvings} convolutions of stride 2 for patch size {max(self.patch_size)}, but has "
                 f"{len(self.stem_channels) + 1}: give {halvings - 1} or more stem_channels"
             )
+        fits = len(self.stem_strides) == len(self.stem_channels) + 1
+        if self.stem_strides and not (fits and {math.prod(self.stem_strides)} == set(self.patch_size)):
+            raise ValueError(
+                f"stem_strides {self.stem_strides} do not fit: give one for each of the {len(self.stem_channels) + 1} "
+                f"convolutions, with the patch size as their product, here {self.patch_size}, or leave them out"
+            )
+
+    @property
+    def stem_steps(self) -> list[tuple[int, int]]:
+        """By how much each convolution of a `conv_stem`, or the pool after it, reduces rows and columns."""
+        if self.stem_strides:
+            return [(stride, stride) for stride in self.stem_strides]
+        left = range(len(self.stem_channels), -1, -1)  # convolutions still to come
+        P, Q = (patch.bit_length() - 1 for patch in self.patch_size)
+        return [(1 + (n < P), 1 + (n < Q)) for n in left]
 
     def changed(self, **fields: Any) -> "ViTConfig":
         """The same with other fields, checked. Raises pydantic's ValidationError, a ValueError."""

@@ -1,5 +1,7 @@
 """Image to tokens, (B, C, H, W) -> (B, N, D): the patch embedding E of equation 1, and an overlapping variant."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,21 +36,22 @@ class ConvPatches(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """3 x 3 convolutions, each followed by batch norm and GELU; the last ones have stride 2.
+    """3 x 3 convolutions, each followed by batch norm and GELU; some have stride 2, or a mean over 2 x 2 after them.
 
     Neighbouring tokens overlap, and the same small filters are applied everywhere, which a linear map has to learn from
-    data. Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT).
+    data. Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT). For the
+    mean: Zhang 2019, "Making convolutional networks shift-invariant again", arXiv 1904.11486.
     """
 
     def __init__(self, config: ViTConfig):
         super().__init__()
         channels = [config.channels, *config.stem_channels, config.dim]
         layers: list[nn.Module] = []
-        for i in range(1, len(channels)):
-            left = len(channels) - 1 - i  # convolutions still to come
-            stride = tuple(2 if left < patch.bit_length() - 1 else 1 for patch in config.patch_size)
-            layers.append(nn.Conv2d(channels[i - 1], channels[i], 3, stride, padding=1, bias=False))
-            layers += [nn.BatchNorm2d(channels[i]), nn.GELU()]
+        for (before, after), step in zip(pairwise(channels), config.stem_steps, strict=True):
+            pool = config.stem_pool and step != (1, 1)
+            layers.append(nn.Conv2d(before, after, 3, 1 if pool else step, padding=1, bias=False))
+            layers += [nn.AvgPool2d(step)] if pool else []
+            layers += [nn.BatchNorm2d(after), nn.GELU()]
         # channels last: a third faster on CPUs, and the tokens come out contiguous
         self.layers = nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
