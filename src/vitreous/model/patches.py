@@ -39,7 +39,7 @@ class ConvStem(nn.Module):
     """3 x 3 convolutions, each followed by batch norm and GELU; some have stride 2, or a mean over 2 x 2 after them.
 
     Neighbouring tokens overlap, and the same small filters are applied everywhere, which a linear map has to learn from
-    data. Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT). For the
+    data. Source: Xiao et al. 2021, "Early convolutions help transformers see better"; Hassani et al. 2021 (CCT). The
     mean: Zhang 2019, "Making convolutional networks shift-invariant again", arXiv 1904.11486.
     """
 
