@@ -158,7 +158,7 @@ class Setting(NamedTuple):
     default: str
     """As one would write it."""
     choices: tuple[str, ...]
-    """The words that it takes, where there are such."""
+    """The words, or the few numbers, that it takes, where there are such."""
     meaning: str
 
 
@@ -192,7 +192,7 @@ def json_schema() -> dict[str, Any]:
 def _choices(kind: Any) -> tuple[str, ...]:
     """The words of a type, or of a part of it. A switch that is nothing else has its default to show what it takes."""
     if get_origin(kind) is Literal:
-        return get_args(kind)
+        return tuple(map(str, get_args(kind)))
     return tuple(word for part in get_args(kind) for word in (("true", "false") if part is bool else _choices(part)))
 
 
