@@ -28,8 +28,8 @@ POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos
 PATCHES = {
     "linear": "each patch flattened, times one matrix <b>E</b>",
     "conv": "one convolution whose stride is its kernel: the same as cutting patches and multiplying each by <b>E</b>",
-    "conv_stem": "3 x 3 convolutions whose fields overlap; the last of them gives what equation 1 calls "
-    "<b>x</b><sub>i</sub><b>E</b>",
+    "conv_stem": "3 x 3 convolutions whose fields overlap, some of stride 2 or with means of 2 x 2 after them; the "
+    "last gives what equation 1 calls <b>x</b><sub>i</sub><b>E</b>",
 }
 POSITIONS = {
     "learned": "a learned table",
