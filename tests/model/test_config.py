@@ -98,7 +98,7 @@ REFUSED = [
     (STEM | {"patch_size": 4, "stem_channels": (8,), "stem_strides": (1, 2)}, "stem_strides (1, 2) do not fit"),
     (
         STEM | {"patch_size": (4, 2), "image_size": 8, "stem_channels": (8,), "stem_strides": (2, 2)},
-        "product, here (4, 2), or leave them out",
+        "product, here (4, 2), or set stem_strides=[]",
     ),
     (STEM | {"patch_size": 3, "image_size": 9, "stem_strides": (3,)}, "1 or 2"),
     (

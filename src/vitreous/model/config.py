@@ -164,7 +164,7 @@ class ViTConfig(BaseModel):
         if self.stem_strides and not (fits and {math.prod(self.stem_strides)} == set(self.patch_size)):
             raise ValueError(
                 f"stem_strides {self.stem_strides} do not fit: give one for each of the {len(self.stem_channels) + 1} "
-                f"convolutions, with the patch size as their product, here {self.patch_size}, or leave them out"
+                f"convolutions, with the patch size as their product, here {self.patch_size}, or set stem_strides=[]"
             )
 
     @property
