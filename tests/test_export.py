@@ -755,6 +755,15 @@ def test_broken_images_that_the_run_left_out_are_left_out_here(tmp_path):
     assert look(run.folder, out=tmp_path / "look", device="cpu")["images"] == 9
 
 
+def test_broken_images_of_other_data_are_left_out_of_a_sample(tmp_path, caplog):
+    photos = write_images(tmp_path / "photos", 4)
+    (photos / "ant" / "bad.png").write_text("no picture")
+    bundle = tiny_bundle()
+    assert "12 different ones" in find_inputs(bundle, bundle, 5, 100, photos).name
+    assert look(bundle, photos, out=tmp_path / "look", device="cpu")["images"] == 12
+    assert caplog.text.count("ant/bad.png") == 2
+
+
 def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):
     vitreous("push", run, "me/stripes")
     assert not [name for name, content in hub[1][2].items() if str(run.parent).encode() in content]

@@ -210,6 +210,8 @@ def test_a_record_is_that_of_the_model_that_answers(at_home, tmp_path, monkeypat
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "recipe.yaml").write_text("of a run without a model")
     assert bundle_module.find_record("mnist") == at_home / "models" / "mnist"
+    monkeypatch.setenv("HOME", str(at_home))
+    assert bundle_module.find_record("~/models/mnist") == at_home / "models" / "mnist"
     (tmp_path / "mnist" / "recipe.yaml").unlink()
     tiny_bundle().save(tmp_path / "mnist")
     assert bundle_module.find_record("mnist") is None

@@ -147,7 +147,7 @@ def own_precision(run: Trained) -> str:
         asked = yaml.safe_load((folder / "recipe.yaml").read_text()).get("precision", "auto")
     except (yaml.YAMLError, AttributeError):  # no recipe
         return "auto"
-    return "auto" if asked == "float16" else asked
+    return asked if asked in ("float32", "bf16") else "auto"  # others' files may ask for something else
 
 
 def eval_batch_size(config: ViTConfig) -> int:

@@ -309,6 +309,18 @@ def test_a_column_behind_a_colon_holds_the_labels_of_parquet_files(tmp_path):
         load(f"{tmp_path}:image")
 
 
+def test_shards_of_a_test_set_alone_are_read_as_one_is(tmp_path):
+    for part in range(2):
+        columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+        write_parquet(tmp_path / f"test-0000{part}-of-00002.parquet", columns)
+    made = load(tmp_path)
+    assert list(made.splits) == ["train"] and len(made.train) == 4
+    assert len(load(tmp_path / "test-00000-of-00002.parquet").train) == 2
+    write_parquet(tmp_path / "validation.parquet", columns)
+    with pytest.raises(ValueError, match="no training files among"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("group", ["patient", r"row (\d)$"])
 def test_rows_of_parquet_files_are_held_out_by_group(tmp_path, group):
     patients = [10, 10, 11, 11, 12, 12, 13, 13]  # two of each class

@@ -244,6 +244,8 @@ def test_a_column_may_say_what_belongs_together(photos):
     kept = made.with_validation(0.3, group="patient")
     sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
     assert len(sides[0]) == 4 and len(sides[1]) == 2 and not sides[0] & sides[1]
+    few = made.with_validation(0.01, group="patient")  # a hundred parts, of six patients
+    assert len(few.val) == 2
     assert made.train.images.column("doctor") is None
     decoded = decode(made.train, preprocess_of()).images
     np.testing.assert_array_equal(decoded.column("patient"), made.train.images.column("patient"))

@@ -36,7 +36,7 @@ def explain(
     device: Device = "auto",
 ) -> None:
     """Show what answers rest on: for each image a figure and its numbers."""
-    from vitreous.cli.asked import asked_images, asked_model
+    from vitreous.cli.asked import asked_images, asked_model, check_outside_data
     from vitreous.explain.explanations import explain as ask
     from vitreous.explain.explanations import stems
     from vitreous.explain.methods import DEFAULT
@@ -50,6 +50,7 @@ def explain(
     files = [image for image in asked if isinstance(image, Path)]
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
+    check_outside_data(out, model)
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]
     by = None if method == DEFAULT else method
     question = {"of": target, "against": against, "by": by, "block": layer, "head": head}
@@ -75,12 +76,14 @@ def look(
     device: Device = "auto",
 ) -> None:
     """Draw a model itself: filters, positions, how far its heads look, its tokens by depth."""
-    from vitreous.cli.asked import asked_model
+    from vitreous.cli.asked import asked_model, check_outside_data
     from vitreous.explain.look import look as draw
     from vitreous.files import check_folder
 
     check_folder(out)
-    draw(asked_model(run, arch, revision), data, out=out, count=count, device=device)
+    model = asked_model(run, arch, revision)
+    check_outside_data(out, model, data)
+    draw(model, data, out=out, count=count, device=device)
     print(f"pictures: {out}")
 
 

@@ -264,8 +264,8 @@ class ImageSet:
                     f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
                     f"{parts} folds: use fewer folds"
                 )
-        parts = min(parts, groups.max() + 1)
-        with warnings.catch_warnings(action="ignore"):  # harmless: classes with fewer images than parts
+        parts = min(parts, groups.max() + 1, np.bincount(labels).max())  # more are refused by the next line
+        with warnings.catch_warnings(action="ignore"):  # harmless: some classes with fewer images than parts
             folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
         kept, held = folds[part - 1]
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})

@@ -126,7 +126,7 @@ def read_parquet(root: Path, files: list[Path], name: str, source: str, label: s
 def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None) -> ImageSet:
     of_split: dict[str, list[Path]] = {}
     for file in files:
-        of_split.setdefault(_split_of(file) if len(files) > 1 else "train", []).append(root / file)
+        of_split.setdefault(_split_of(file), []).append(root / file)
     nameless = of_split.pop("", [])
     if nameless and "train" in of_split:
         names = ", ".join(file.name for file in nameless[:5])
@@ -138,6 +138,8 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
         if exact and (others := sorted(path.name for path in paths if path not in exact)):
             log.warning("%s: files named only somewhat like %s are left out: %s", source, split, shorten(others, 5))
             of_split[split] = exact
+    if len(of_split) == 1:  # all there is, whatever its name
+        of_split = {"train": of_split.popitem()[1]}
     if "train" not in of_split:
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
     if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:

@@ -204,7 +204,7 @@ def _images(bundle: Bundle, run: Trained, data: ImageSet | Path | str | None, co
     try:
         image_set = own_data(run, fetch=False) if own else load(data)
         split = image_set.splits[image_set.judged]
-        chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=own or image_set.skip_broken)
+        chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=True)
     except (ValueError, OSError) as error:
         if not own:
             raise

@@ -42,7 +42,7 @@ def find_inputs(
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
         split = as_known(bundle, image_set, image_set.judged).evenly(most)
-        split = decode(split, bundle.preprocess, skip_broken=data is None or image_set.skip_broken)
+        split = decode(split, bundle.preprocess, skip_broken=True)
     except (ValueError, OSError):
         if data is not None:
             raise

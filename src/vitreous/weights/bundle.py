@@ -186,7 +186,7 @@ def is_shipped(run: os.PathLike[str] | str) -> bool:
 def find_record(run: os.PathLike[str] | str) -> Path | None:
     """The folder with the recipe and training record of a run, of its `model/`, or of a shipped model, if there is
     one."""
-    folder = SHIPPED / run if is_shipped(run) else path_of(run)
+    folder = find_bundle(run) if is_shipped(run) else path_of(run)
     if (folder / "recipe.yaml").is_file():
         return folder
     place = folder.absolute().parent if folder.is_file() else folder.absolute()
