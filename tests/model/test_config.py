@@ -88,9 +88,14 @@ REFUSED = [
         {"norm_after_pool": True, "pool": "cls_mean"},
         "norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them",
     ),
-    ({"stem_channels": (8,)}, "stem_channels (8,) needs patch_embedding=conv_stem, not conv"),
-    ({"stem_strides": (2, 2)}, "stem_strides (2, 2) needs patch_embedding=conv_stem, not conv"),
-    ({"stem_pool": True}, "stem_pool True needs patch_embedding=conv_stem, not conv"),
+    (
+        {"stem_channels": (8,)},
+        "patch_embedding conv has no stem of convolutions: set patch_embedding=conv_stem, or stem_channels=[]",
+    ),
+    (
+        {"patch_embedding": "linear", "stem_strides": (2, 2), "stem_pool": True},
+        "patch_embedding linear has no stem of convolutions: set patch_embedding=conv_stem, or stem_strides=[] stem_pool=false",
+    ),
     (
         STEM | {"patch_size": 4, "stem_channels": (8, 8), "stem_strides": (2, 2)},
         "stem_strides (2, 2) do not fit: give one for each of the 3 convolutions, with the patch size as their product",

@@ -202,6 +202,20 @@ def test_a_run_does_not_go_on_from_other_weights(started, source):
         started("cut", resume=True, data=tiny_set())
 
 
+def test_a_run_goes_on_where_its_weights_have_moved_and_not_without_them(started, source, tmp_path):
+    started("cut", on_step=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    recipe = read_recipe(str(tmp_path / "cut" / "recipe.yaml"))
+    moved = source.rename(tmp_path / "moved")
+    again = {"out": tmp_path / "cut", "resume": True, "pictures": False, "console": Console(file=io.StringIO())}
+    with pytest.raises(ValueError, match=r"^no model '.*source' here"):
+        fit(recipe, tiny_set(), **again)
+    with pytest.raises(ValueError, match=r"^start.weights None is not what .*cut started from: put that back"):
+        fit(recipe.with_options("start", weights=None), tiny_set(), **again)
+    run = fit(recipe.with_options("start", weights=str(moved)), tiny_set(), **again)
+    assert run.results["start"]["weights"] == str(moved)
+    assert read_recipe(str(tmp_path / "cut" / "recipe.yaml")).start.weights == str(moved)
+
+
 def test_frozen_blocks_and_the_embedding_stay_and_the_rest_learns(started, source):
     run = started(optim={"batch_size": 8, "freeze": 1, "weight_decay": 0.5}, epochs=2)
     names = load_file(source / "model.safetensors")
@@ -385,16 +399,16 @@ def test_a_head_is_not_fitted_first_to_many_images(source, monkeypatch):
 
 def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert start_settings("source", None, None) == [f'start.weights="{source}"']
+    assert start_settings("source", None, None) == ['start.weights="source"']
     settings = start_settings("hf:owner/name", "deit", "0123")
     recipe, _, _ = choose_recipe("digits", "probe", settings)
     kept = {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True, "probe_first": False}
     assert recipe.start.model_dump() == kept | {"whiten": False}
     (tmp_path / "mnist").mkdir()  # of images
-    assert start_settings("mnist", None, None) == ['start.weights="mnist"']
     (tmp_path / "📷").mkdir()
-    recipe, _, _ = choose_recipe("digits", "probe", start_settings("📷", None, None))
-    assert recipe.start.weights == str(tmp_path / "📷")
+    recipe = read_recipe("probe", [*start_settings("📷", None, None), 'distill.teacher="mnist"'])
+    kept, _ = choose.with_data(recipe, tiny_set())
+    assert (kept.start.weights, kept.distill.teacher) == (str(tmp_path / "📷"), "mnist")
     with pytest.raises(ValueError, match="--arch deit describes the weights given by --from"):
         start_settings(None, "deit", None)
 

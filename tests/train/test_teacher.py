@@ -14,7 +14,7 @@ from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, we
 from vitreous.card import card, write_shared
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT
-from vitreous.recipe import DistillOptions
+from vitreous.recipe import DistillOptions, read_recipe
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
 from vitreous.train.teacher import answering, distilled, load_teacher
@@ -134,7 +134,19 @@ def test_a_run_goes_on_with_the_same_teacher_only_bit_for_bit(taught, tmp_path):
     with pytest.raises(ValueError, match=r"teacher is not the teacher that .*cut had: put that back"):
         taught("cut", resume=True)
     own.save(tmp_path / "teacher")
+    with pytest.raises(ValueError, match=r"^distill\.teacher None is not the teacher that .*cut had"):
+        fit(tiny_recipe(), tiny_set(), out=tmp_path / "cut", resume=True, pictures=False, console=Console(quiet=True))
     assert equal(weights_of(taught("cut", resume=True).folder), weights_of(whole.folder))
+
+
+def test_a_taught_run_is_ended_without_its_teacher(taught, tmp_path):
+    taught("cut", epochs=2, on_step=lambda state, _: state.epoch and stop_in_step_2(state, _))
+    digest = hashlib.sha256((tmp_path / "teacher" / "model.safetensors").read_bytes()).hexdigest()
+    (tmp_path / "teacher").rename(tmp_path / "gone")
+    recipe = read_recipe(str(tmp_path / "cut" / "recipe.yaml"))
+    console = Console(quiet=True)
+    run = fit(recipe, tiny_set(), out=tmp_path / "cut", finish=True, pictures=False, console=console)
+    assert run.results["teacher"] == {"weights": str(tmp_path / "teacher"), "sha256": digest}
 
 
 def test_those_who_cannot_teach_are_refused(taught, tmp_path):

@@ -109,7 +109,8 @@ class ViTConfig(BaseModel):
     dropout: Rate = 0.0
     """Dropout after the positions and after every linear map but those to q, k and v (paper, appendix B.1)."""
     drop_path: Rate = 0.0
-    """Stochastic depth: share of images that skip a branch of the last block; rises linearly from 0 at the first."""
+    """Stochastic depth: share of images that skip a branch of the last block; rises linearly from 0 at the first (of a
+    single block: 0)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,9 +144,12 @@ class ViTConfig(BaseModel):
         if self.patch_embedding == "conv_stem":
             self._check_stem()
         else:
-            for name in ("stem_channels", "stem_strides", "stem_pool"):
-                if value := getattr(self, name):
-                    raise ValueError(f"{name} {value} needs patch_embedding=conv_stem, not {self.patch_embedding}")
+            unset = {"stem_channels": "[]", "stem_strides": "[]", "stem_pool": "false"}
+            if given := [f"{name}={none}" for name, none in unset.items() if getattr(self, name)]:
+                raise ValueError(
+                    f"patch_embedding {self.patch_embedding} has no stem of convolutions: set patch_embedding=conv_stem, "
+                    f"or {' '.join(given)}"
+                )
         if round(self.dim * self.mlp_ratio) < 1:
             raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
         return self

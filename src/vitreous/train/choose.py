@@ -20,7 +20,7 @@ PROBED = 10_000  # training images up to which fine-tuning fits the head first: 
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
-    """--from, --arch and --revision as settings, by which the run can be resumed from any folder."""
+    """--from, --arch and --revision as settings."""
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
@@ -28,7 +28,7 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
         return []
     if not weights:
         raise ValueError("--from is empty: give a run, weights, or hf:owner/name")
-    given = {"weights": lasting(weights), "arch": arch, "revision": revision}
+    given = {"weights": weights, "arch": arch, "revision": revision}
     return [f"start.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
 
 
@@ -68,7 +68,7 @@ def choose_recipe(
         else:
             data = load(source)
             name, settings = recipe_for(data)
-            if data.val is None and not read_recipe(name, overrides).data.val_fraction:
+            if data.val is None and not read_recipe(name, [*settings, *overrides]).data.val_fraction:
                 settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
             reason = f"recipe {name}, chosen for {len(data.train):,} training images{_listed(settings, overrides)}"
     recipe = read_recipe(name, [*settings, *overrides])
@@ -76,8 +76,6 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
-    if recipe.distill.teacher is not None:
-        recipe = recipe.with_options("distill", teacher=lasting(recipe.distill.teacher))
     return recipe.with_options("data", source=absolute(source)), data, reason
 
 
@@ -122,6 +120,8 @@ def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
 def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recipe, ImageSet]:
     """The recipe with the data it names, or with `data` if given: then the recipe does not name any other.
 
+    Files that it names keep their names in any folder, so that the run can be resumed from there.
+
     `skip_broken` is set in both if it is set in either. Folds are drawn with `seed` unless `split_seed` is given, for
     all folds as for a single one. Raises ValueError for data with one class, TypeError for what is no data.
     """
@@ -136,6 +136,9 @@ def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recip
         raise ValueError(f"{data.source} has one class, '{data.class_names[0]}': training needs two at least")
     if recipe.data.source is not None:
         recipe = recipe.with_options("data", source=data.source)  # an absolute path, valid from any folder
+    for section, key in (("start", "weights"), ("distill", "teacher")):
+        if (name := getattr(getattr(recipe, section), key)) is not None:
+            recipe = recipe.with_options(section, **{key: lasting(name)})
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
         recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
     skip_broken = recipe.data.skip_broken or data.skip_broken

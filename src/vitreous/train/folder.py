@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,14 +106,14 @@ def alone(folder: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path) -> None:
+def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path, free: Set[str] = FREE) -> None:
     """Raises ValueError naming the first setting that a resumed run would change.
 
-    saved: the run's own recipe. Settings that do not affect training may differ.
+    saved: the run's own recipe. free: keys that may differ, by default those that do not affect training.
     """
     own = flat(saved.model_dump(mode="json"))
     for key, value in flat(recipe.model_dump(mode="json")).items():
-        if own.get(key) != value and key not in FREE:
+        if own.get(key) != value and key not in free:
             raise ValueError(
                 f"{folder} was started with {key}={own.get(key)}, not {value}: resume it as it was, or start another "
                 "run with --out"

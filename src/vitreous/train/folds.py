@@ -81,7 +81,7 @@ def fit_folds(
             begun = engine.from_main((own / "recipe.yaml").exists)
             run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console)
             if run.results is None:
-                again = resumption(folder, recipe, call="fit_folds")
+                again = resumption(folder, recipe, device, call="fit_folds")
                 say(console, f"go on with this and the other folds with: {again}")
                 return Run(folder)
             runs.append(run.results)

@@ -30,7 +30,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
+from vitreous.train.folder import FIRST_BATCH, FREE, METRICS, check_same_recipe, optional
 from vitreous.train.loop import Hooks, State, augment_batch, shrunk, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
@@ -63,6 +63,7 @@ class Job:
     ):
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.teacher, self.pictures = teacher, pictures
+        self.taught_by = teacher.sha256 if teacher else ""
         self.checkpoint = folder / "checkpoints" / "last.pt"
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
             torch.cuda.empty_cache()  # what an earlier run has left reserved would count
@@ -353,7 +354,7 @@ class Job:
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "start": self.start.facts["sha256"] if self.start else "",
-                "teacher": self.teacher.sha256 if self.teacher else "",
+                "teacher": self.taught_by,
                 "given": self.given,
                 "model": self.engine.unwrap(self.model).state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -366,14 +367,17 @@ class Job:
     def restore(self) -> None:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
-        check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
+        free = {*FREE, "start.weights", "distill.teacher"}  # may lie elsewhere by now: their content is compared below
+        check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder, free)
         record = read_json(self.folder / "data.json")
         if content["data"] != self.summary["hash"] or differs(self.data, record, test=False):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
-        if self.start is not None and content["start"] != self.start.facts["sha256"]:
-            raise ValueError(f"{self.recipe.start.weights} is not what {self.folder} started from: put that back")
-        if self.teacher is not None and content["teacher"] != self.teacher.sha256:
-            raise ValueError(f"{self.teacher.name} is not the teacher that {self.folder} had: put that back")
+        weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
+        if content["start"] != (self.start.facts["sha256"] if self.start else ""):
+            raise ValueError(f"start.weights {weights} is not what {self.folder} started from: put that back")
+        asked = self.teacher is not None or teacher is None  # else the run is only to be ended
+        if asked and content["teacher"] != self.taught_by:
+            raise ValueError(f"distill.teacher {teacher} is not the teacher that {self.folder} had: put that back")
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -381,6 +385,7 @@ class Job:
         if self.average is not None:
             self.average.module.load_state_dict(content["average"])
         self.state = State(**content["state"])
+        self.taught_by = content["teacher"]
         self.given = content["given"]
 
     def write_model(self, model: nn.Module) -> None:

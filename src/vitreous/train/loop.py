@@ -25,9 +25,8 @@ from vitreous.train.teacher import Teacher, answering, distilled
 from vitreous.weights.bundle import not_finite
 
 CHECKPOINT_SECONDS = 60
-AGAIN = (
-    "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate) or optim.clip"
-)
+AGAIN = "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate) or "
+KEPT = ", or judge what was learnt until the last checkpoint by --finish (finish=True)"
 
 
 @dataclass
@@ -175,7 +174,7 @@ def train_loop(
             if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
                 raise FloatingPointError(
                     f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
-                    "are scaled: start again, into another --out, with lower rates or precision=float32"
+                    f"are scaled: {AGAIN}precision=float32{KEPT * (state.epoch > 0)}"
                 )
             if average is not None:
                 average.update(done)
@@ -239,7 +238,8 @@ def train_loop(
         over = bool(stop_reason(state, recipe))
         if over and val is None:
             if broken := not_finite(judged.state_dict()):
-                raise FloatingPointError(f"the last step broke the weights, of which '{broken}' is not finite: {AGAIN}")
+                said = f"the last step broke the weights, of which '{broken}' is not finite"
+                raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.epoch > 1)}")
             state.best_epoch = state.epoch
             hooks.keep(judged)
         if stop or over or unsaved > CHECKPOINT_SECONDS:
@@ -313,7 +313,8 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
 
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}: {AGAIN}")
+        said = f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}"
+        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.epoch > 0)}")
 
 
 def stop_reason(state: State, recipe: Recipe) -> str:

@@ -58,7 +58,7 @@ def finish(job: Job) -> dict[str, Any]:
         "compile_seconds": state.compile_seconds,
         "images_per_second": state.history[-1]["images_per_second"],
         "start": job.start.facts if job.start else {"weights": None} if job.given else None,
-        "teacher": {"weights": job.teacher.name, "sha256": job.teacher.sha256} if job.teacher else None,
+        "teacher": {"weights": job.recipe.distill.teacher, "sha256": job.taught_by} if job.taught_by else None,
         "peak_memory": peak_memory(job.engine.device),
         **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
     }

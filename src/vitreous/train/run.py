@@ -135,7 +135,7 @@ def fit(
         check_same_classes(out, data.class_names)
     recipe = fit_to_data(recipe, data)
     teacher = None
-    if recipe.distill.teacher is not None:
+    if recipe.distill.teacher is not None and not finish:
         with engine.first_on_machine():
             teacher = load_teacher(recipe, data.class_names)
     check_outside(out or RUNS, data)
@@ -169,27 +169,31 @@ def fit(
                 engine.from_main(job.probe)
             elif not job.train(on_step, on_epoch):
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
-                again, judged = (resumption(folder, recipe, how, job.given) for how in ("resume", "finish"))
+                again, judged = (resumption(folder, recipe, device, how, job.given) for how in ("resume", "finish"))
                 say(console, f"stopped in {where}; go on with: {again}")
                 say(console, f"or evaluate it as it is: {judged}")
                 return Run(folder)
             try:
                 results = engine.from_main(partial(outcome.finish, job))
             except BrokenImage as error:
-                again = resumption(folder, recipe, "finish" if finish else "resume", job.given)
+                again = resumption(folder, recipe, device, "finish" if finish else "resume", job.given)
                 raise BrokenImage(f"{error}; training is done and kept: then end the run by {again}") from error
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
             return Run(folder, results)
 
 
-def resumption(folder: Path, recipe: Recipe, how: str = "resume", given: bool = False, call: str = "fit") -> str:
+def resumption(
+    folder: Path, recipe: Recipe, device: str, how: str = "resume", given: bool = False, call: str = "fit"
+) -> str:
     """The command that goes on with a run, or the call if its data or, as `given` says, its model is the caller's."""
     if given or recipe.data.source is None:
         more = "model=model, " if given else ""
         own = f"vt.read_recipe({str(folder / 'recipe.yaml')!r})"
-        return f"vt.{call}({own}, data, {more}out={str(folder)!r}, {how}=True)"
-    return f"vitreous train --{how} --out {shlex.quote(str(folder))}"
+        place = "" if device == "auto" else f"device={device!r}, "
+        return f"vt.{call}({own}, data, {more}out={str(folder)!r}, {place}{how}=True)"
+    more = "" if device == "auto" else f" --device {device}"
+    return f"vitreous train --{how} --out {shlex.quote(str(folder))}{more}"
 
 
 def figures_of(results: dict[str, Any]) -> dict[str, float]:
