@@ -61,10 +61,12 @@ ARMS = [  # what a sweep changes, one run each; the first one is the recipe as i
     *([f"optim.muon_weight_decay={decay}"] for decay in (0.01, 0.1)),  # acts the more, the longer a run
     *([f"optim.learning_rate={rate}"] for rate in (5e-4, 2e-3, 4e-3)),
     ["optim.ema=0.99"],  # higher ones act only in longer runs
+    ["start.whiten=true"],
     ["augment.randaugment_ops=1"],
     ["optim.schedule=linear", "optim.final_rate=0"],
     ["augment.shrink=0.75"],  # this one and what follows compile anew
     ["model.mlp_conv=true"],
+    ["model.stem_pool=true"],
     ["model.drop_path=0.05"],
     ["optim.batch_size=256"],
 ]
