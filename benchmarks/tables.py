@@ -47,12 +47,12 @@ def headline(results: dict[str, dict]) -> str:
     reported = [f"{100 * said['top1']:.1f}%" for said in authors]
     return (
         "From scratch, without other data, a small ViT with a convolutional stem is right on "
-        f"**{in_an_hour} of CIFAR-10's test images** after an hour on two CPU cores ({in_five} after five minutes), and "
-        f"on **{hundred_in_an_hour} of CIFAR-100's** after an hour; the models that ship with this checkout are right on "
-        f"{in_two[0]} and {in_two[1]}, after two hours. [Measured](#measured) says on which processors, and what slower "
-        "ones reach. Each is one run; the number of test images alone leaves "
-        f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale: a demonstration of 2022 "
-        "by others, one of four experiments rebuilt here, reports "
+        f"**{in_an_hour} of CIFAR-10's test images** after an hour on two CPU cores ({in_five} after five minutes), "
+        f"and on **{hundred_in_an_hour} of CIFAR-100's** after an hour; the models that ship with this checkout are "
+        f"right on {in_two[0]} and {in_two[1]}, after two hours. [Measured](#measured) says on which processors, and "
+        "what slower ones reach. Each is one run; the number of test images alone leaves "
+        f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale: a demonstration of "
+        "2022 by others, one of four experiments rebuilt here, reports "
         f"{reported[0]} ({authors[0]['time']}) and {reported[1]} ({authors[1]['time']}) after 180 epochs "
         "([reproductions](docs/reproductions.md)); Compact Transformers (Hassani et al. 2021), from which such a stem "
         "and the pooling come, report 96.5% and 80.9% after 300 epochs, with 3.8 million parameters. The recipes for "

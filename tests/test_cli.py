@@ -641,7 +641,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("evaluate run --out run/model", "run/model holds a trained model, whose files stay as they are: name another"),
         ("look run --out run/look", "run holds a run, whose files stay as they are: name another place"),
         ("look run --out photos/train/x", "photos/train/x lies within the data, of which it would"),
-        ("look run photos/test --out photos/test/x", "photos/test/x lies within the data, of which it would"),
+        ("look run --data photos/test --out photos/test/x", "photos/test/x lies within the data, of which it would"),
         ("explain run photos/test/ant --out photos/train/x", "photos/train/x lies within the data, of which"),
         ("explain run photos/test/ant --out run", "run holds a run"),
         ("explain run photos/test/ant --out photos/test/ant", "photos/test/ant holds images that are to be explained"),

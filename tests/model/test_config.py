@@ -94,7 +94,7 @@ REFUSED = [
     ),
     (
         {"patch_embedding": "linear", "stem_strides": (2, 2), "stem_pool": True},
-        "patch_embedding linear has no stem of convolutions: set patch_embedding=conv_stem, or stem_strides=[] stem_pool=false",
+        "linear has no stem of convolutions: set patch_embedding=conv_stem, or stem_strides=[] stem_pool=false",
     ),
     (
         STEM | {"patch_size": 4, "stem_channels": (8, 8), "stem_strides": (2, 2)},

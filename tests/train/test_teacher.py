@@ -15,7 +15,7 @@ from vitreous.card import card, write_shared
 from vitreous.data.images import ImageSet
 from vitreous.model import ViT
 from vitreous.recipe import DistillOptions, read_recipe
-from vitreous.train.choose import choose_recipe
+from vitreous.train.choose import with_data
 from vitreous.train.run import fit
 from vitreous.train.teacher import answering, distilled, load_teacher
 from vitreous.weights import Bundle
@@ -167,5 +167,5 @@ def test_a_teacher_is_found_from_any_folder(tmp_path, monkeypatch):
     tiny_bundle().save(tmp_path / "teacher")
     monkeypatch.chdir(tmp_path)
     for name, kept in (("teacher", str(tmp_path / "teacher")), ("mnist", "mnist")):
-        recipe, *_ = choose_recipe("digits", None, [f"distill.teacher={name}"])
+        recipe, _ = with_data(read_recipe("digits", [f"distill.teacher={name}"]), None)
         assert recipe.distill.teacher == kept

@@ -147,8 +147,8 @@ class ViTConfig(BaseModel):
             unset = {"stem_channels": "[]", "stem_strides": "[]", "stem_pool": "false"}
             if given := [f"{name}={none}" for name, none in unset.items() if getattr(self, name)]:
                 raise ValueError(
-                    f"patch_embedding {self.patch_embedding} has no stem of convolutions: set patch_embedding=conv_stem, "
-                    f"or {' '.join(given)}"
+                    f"patch_embedding {self.patch_embedding} has no stem of convolutions: set "
+                    f"patch_embedding=conv_stem, or {' '.join(given)}"
                 )
         if round(self.dim * self.mlp_ratio) < 1:
             raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")

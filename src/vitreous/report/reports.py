@@ -190,8 +190,8 @@ def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> s
     rates = Line("at the end of the epoch", "s2", epochs, [row["learning_rate"] for row in history])
     charts.append(line_chart("Learning rate", [rates], x_label="epoch"))
     note = (
-        "Training figures are means over an epoch, of augmented, perhaps mixed, images and changing weights; validation, "
-        "of plain images and the weights at its end, is often the better of the two."
+        "Training figures are means over an epoch, of augmented, perhaps mixed, images and changing weights; "
+        "validation, of plain images and the weights at its end, is often the better of the two."
     )
     return f'<p class="note">{note}</p><div class="grid">{"".join(charts)}</div>'
 
