@@ -13,7 +13,7 @@ from vitreous.plots.canvas import BLUE, GREEN, ROSE, SAND
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "accuracy-by-minutes.png"
 UNITS = {"amx": "AMX", "avx512-bf16": "AVX-512 with bf16", "avx512": "AVX-512", "avx2": "AVX2"}
-COLORS = dict(zip(UNITS.values(), (BLUE, GREEN, SAND, ROSE), strict=True))
+COLORS = BLUE, GREEN, SAND, ROSE
 
 
 class Timed(NamedTuple):
@@ -69,29 +69,29 @@ def minutes_table(found: list[Timed]) -> str:
 
 
 def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
-    """What is drawn: [minutes, top-1 in percent, settings that differ from the recipe's] for each set and processor;
-    other settings only where there is no figure without them."""
+    """What is drawn: [minutes, top-1 in percent, settings that differ from the recipe's] for each set, and for each
+    recipe and processor; other settings only where there is no figure without them."""
     lines: dict[str, dict[str, dict[int, list[float]]]] = {}
     for run in sorted(found, key=lambda run: (run.recipe, run.changes, run.minutes)):
-        line = lines.setdefault(run.recipe.partition("-")[0], {}).setdefault(run.units, {})
+        line = lines.setdefault(run.recipe.partition("-")[0], {}).setdefault(f"{run.recipe}, {run.units}", {})
         line.setdefault(run.minutes, [run.minutes, round(100 * run.top1, 2), run.changes])
     return {
-        data: {units: sorted(line.values()) for units, line in by_units.items()} for data, by_units in lines.items()
+        data: {name: sorted(line.values()) for name, line in by_name.items()} for data, by_name in lines.items()
     }
 
 
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
-    """A panel for each set, a line for each processor, a dashed one with hollow marks for other settings than the
-    recipe's; `lines` stand in the file, too, by which a test knows it."""
+    """A panel for each set, a line for each recipe and processor, a dashed one with hollow marks for other settings
+    than the recipe's; `lines` stand in the file, too, by which a test knows it."""
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
-    ticks = sorted({minutes for by_units in lines.values() for line in by_units.values() for minutes, *_ in line})
-    for axes, (data, by_units) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
-        for units, line in by_units.items():
-            axes.plot([], [], COLORS[units], marker="o", label=f"two cores, {units}")  # for the legend
-            for style, fill in ("o-", COLORS[units]), ("o--", "white"):
+    ticks = sorted({minutes for by_name in lines.values() for line in by_name.values() for minutes, *_ in line})
+    for axes, (data, by_name) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
+        for (name, line), color in zip(by_name.items(), COLORS, strict=False):
+            axes.plot([], [], color, marker="o", label=name)  # for the legend
+            for style, fill in ("o-", color), ("o--", "white"):
                 some = [point[:2] for point in line if (point[2] > 0) == (fill == "white")]
                 if some:
-                    axes.plot(*zip(*some, strict=True), style, color=COLORS[units], markerfacecolor=fill)
+                    axes.plot(*zip(*some, strict=True), style, color=color, markerfacecolor=fill)
         reported = EXPERIMENTS[f"tigges-{data}"].reported
         axes.axhline(100 * reported["top1"], color="gray", linestyle=":", label=f"ViT of 2022, {reported['time']}")
         axes.set(title=data.upper().replace("R", "R-"), xlabel="minutes of training", ylabel="test top-1, %")
