@@ -264,7 +264,7 @@ class ImageSet:
                     f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
                     f"{parts} folds: use fewer folds"
                 )
-        parts = min(parts, groups.max() + 1, np.bincount(labels).max())  # more are refused by the next line
+        parts = min(parts, groups.max() + 1, np.bincount(labels).max())  # scikit-learn refuses more
         with warnings.catch_warnings(action="ignore"):  # harmless: some classes with fewer images than parts
             folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
         kept, held = folds[part - 1]

@@ -120,7 +120,7 @@ def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
 def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recipe, ImageSet]:
     """The recipe with the data it names, or with `data` if given: then the recipe does not name any other.
 
-    Files that it names keep their names in any folder, so that the run can be resumed from there.
+    Paths that it names are made absolute, so that the run can be resumed from any folder.
 
     `skip_broken` is set in both if it is set in either. Folds are drawn with `seed` unless `split_seed` is given, for
     all folds as for a single one. Raises ValueError for data with one class, TypeError for what is no data.
