@@ -239,13 +239,13 @@ def test_a_linked_table_speaks_of_what_lies_beside_the_link(photos, tmp_path):
 def test_a_column_may_say_what_belongs_together(photos):
     write_folder(photos / "more", {"some": 8}, seed=9)
     files = [*FILES, *(f"more/some/{i:03}.png" for i in range(8))]
-    rows = [f"{file},{'ab'[i % 2]},p{i // 4}{'ab'[i % 2]}" for i, file in enumerate(files)]  # six patients of two
-    made = load(f"{write_table(photos, 'file,breed,patient', *rows)}:breed")
+    rows = [f"{file},{'ab'[i % 2]},p{i // 4}{'ab'[i % 2]},v{i}" for i, file in enumerate(files)]  # six patients of two
+    made = load(f"{write_table(photos, 'file,breed,patient,visit', *rows)}:breed")
     kept = made.with_validation(0.3, group="patient")
     sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
     assert len(sides[0]) == 4 and len(sides[1]) == 2 and not sides[0] & sides[1]
-    few = made.with_validation(0.01, group="patient")  # a hundred parts, of six patients
-    assert len(few.val) == 2
+    few = made.with_validation(0.1, group="visit")  # ten parts are more than a class has images
+    assert len(few.val) == 2 and len(few.train) == 10
     assert made.train.images.column("doctor") is None
     decoded = decode(made.train, preprocess_of()).images
     np.testing.assert_array_equal(decoded.column("patient"), made.train.images.column("patient"))
