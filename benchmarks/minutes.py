@@ -75,9 +75,7 @@ def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
     for run in sorted(found, key=lambda run: (run.recipe, run.changes, run.minutes)):
         line = lines.setdefault(run.recipe.partition("-")[0], {}).setdefault(f"{run.recipe}, {run.units}", {})
         line.setdefault(run.minutes, [run.minutes, round(100 * run.top1, 2), run.changes])
-    return {
-        data: {name: sorted(line.values()) for name, line in by_name.items()} for data, by_name in lines.items()
-    }
+    return {data: {name: sorted(line.values()) for name, line in by_name.items()} for data, by_name in lines.items()}
 
 
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
