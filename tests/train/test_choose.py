@@ -52,6 +52,11 @@ def photos(tmp_path):
     return write_images(tmp_path / "photos", 10)
 
 
+def test_settings_may_fit_to_those_that_are_chosen(photos):
+    recipe, *_ = choose_recipe(str(photos), None, ["model.image_size=6"])  # three of the patches chosen for 8 pixels
+    assert (recipe.model.image_size, recipe.model.patch_size) == ((6, 6), (2, 2))
+
+
 def test_a_set_called_like_a_recipe_gets_it():
     recipe, data, reason = choose_recipe("digits", None, ["epochs=3"])
     assert (recipe.epochs, recipe.data.source, data, reason) == (3, "digits", None, "")
