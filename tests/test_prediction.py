@@ -16,9 +16,9 @@ from PIL import Image
 from tiny import CLASSES, stripes, tiny_bundle, tiny_recipe, tiny_set, write_images
 
 from vitreous import prediction
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import BrokenImage
+from vitreous.data.stores import BrokenImage, FileImages
 from vitreous.model import ViTConfig
 from vitreous.prediction import (
     Prediction,
@@ -218,13 +218,16 @@ def test_files_are_read_by_several_threads_and_pictures_by_this_one(bundle, file
 
     def record(image, preprocess):
         readers.append(threading.get_ident())
-        if isinstance(image, bytes | Path):
+        if isinstance(image, bytes | Path | prediction.StoredImage):
             together.wait(timeout=60)  # for another one
         return read(image, preprocess)
 
     monkeypatch.setattr(prediction, "read_image", record)
     expected = ask(bundle, files[:2])
     assert len(set(readers)) == 2 and threading.get_ident() not in readers
+    readers.clear()
+    split = Split(FileImages(files[:2]), np.zeros(2, np.int64))
+    assert ask(bundle, split) == expected and threading.get_ident() not in readers
     content = [file.read_bytes() for file in files[:2]]
     assert [answer[1:] for answer in ask(bundle, content)] == [answer[1:] for answer in expected]
     expected = ask(bundle, [files[i] for i in (0, 0, 0, 1)])  # rounding depends on how many are asked about at once

@@ -83,7 +83,8 @@ def embed_image(run: Trained, image: Asked, device: str = "auto", precision: str
     bundle = Bundle.of(run)
     where = bundle.to(device)
     pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)
-    return forward(bundle.model, pixels, bundle.preprocess, precision_for(run, precision, where), features=True)[0]
+    precision = precision_for(run, precision, where)
+    return forward(bundle.model, pixels, bundle.preprocess, precision, features=True)[0].cpu()
 
 
 def voters(own: Features, among: Features | None = None, k: int = 5) -> int:

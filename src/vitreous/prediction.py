@@ -69,14 +69,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def forward(
     model: nn.Module, images: Tensor, preprocess: Preprocess, precision: str, *, features: bool = False
 ) -> Tensor:
-    """Logits (B, K), float32 on the host, for uint8 images (B, C, H, W) on the model's device.
+    """Logits (B, K) in float32 for uint8 images (B, C, H, W), both on the model's device, which is not waited for.
 
     features: return the input of the head, (B, pooled_dim), instead of logits.
     """
     with evaluating(model), autocast(images.device, precision):
         images = preprocess.normalise(images)
         answers = model.features(images) if features else model(images)
-    return answers.float().cpu()
+    return answers.float()
 
 
 def split_logits(
@@ -88,13 +88,13 @@ def split_logits(
     *,
     features: bool = False,
 ) -> Tensor:
-    """Logits of a whole split in its own order, (N, K), or of the rows in `order` (n,): (n, K).
+    """Logits of a whole split in its own order, (N, K) on the host, or of the rows in `order` (n,): (n, K).
 
     features: return the input of the head, (N, pooled_dim), instead of logits.
     """
     order = torch.arange(len(batches)) if order is None else order
     parts = (forward(model, images, preprocess, precision, features=features) for images, _ in batches.epoch(order))
-    return torch.cat(list(parts))
+    return torch.cat(list(parts)).cpu()
 
 
 def predict(
@@ -125,7 +125,7 @@ def predict(
 
     def answers() -> Iterator[Prediction]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size):
-            logits = forward(bundle.model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision)
+            logits = forward(bundle.model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision).cpu()
             values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
             for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
@@ -163,7 +163,8 @@ def read_batches(
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Names and pixels, uint8 (B, C, H, W) of the model's size, of one or many images; broken as for `predict`.
 
-    Files are read by several threads, but PIL images by this one, as the same object may be given twice.
+    Files and a split's images are read by several threads, but PIL images by this one, as the same object may be given
+    twice.
     """
     Image.init()  # threads that load Pillow's plugins at the same time may miss some
     if isinstance(images, Split):
@@ -171,7 +172,7 @@ def read_batches(
     pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if _is_one(images) else images)
 
     def begin(image: Asked) -> Future:
-        if isinstance(image, Path | str | bytes):
+        if isinstance(image, Path | str | bytes | StoredImage):
             return pool.submit(read_image, image, preprocess)
         done: Future = Future()
         try:
