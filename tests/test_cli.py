@@ -12,6 +12,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import get_type_hints
 
 import pyarrow
 import pytest
@@ -23,6 +24,7 @@ from rich.console import Console
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 
 from vitreous import embedding, evaluation, prediction
+from vitreous.cli import app
 from vitreous.data import loaders
 from vitreous.data.sources import load
 from vitreous.export import export_run
@@ -324,6 +326,19 @@ def test_walk_writes_one_page(vitreous, tmp_path):
     code, out, err = vitreous("walk", "run", "photos/test/cat/001.png", "--out", tmp_path / "x" / "walk.html")
     assert (code, err, out) == (0, "", f"page: {tmp_path / 'x' / 'walk.html'}\n")
     assert "001.png through run" in (tmp_path / "x" / "walk.html").read_text()
+
+
+def test_a_tilde_behind_an_equals_sign_is_the_home_folder(vitreous, work, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(work / "photos" / "test" / "bee", tmp_path / "bee")
+    code, _, err = vitreous("explain", "run", tmp_path / "bee" / "000.png", "--out=~/bee")
+    assert code == 2 and err.startswith(f"vitreous: {tmp_path / 'bee'} holds images that are to be explained")
+    shutil.copy(work / "r.yaml", tmp_path / "mine.yaml")
+    assert vitreous("recipes", "~/mine.yaml")[1] == RECIPE
+    hints = [get_type_hints(command.callback, include_extras=True) for command in app.registered_commands]
+    places = [hint for command in hints for hint in command.values() if "pathlib" in str(hint)]
+    assert len(places) == 10
+    assert all(hint.__metadata__[0].parser("~/new") == tmp_path / "new" for hint in places)
 
 
 def test_images_of_the_runs_own_data_are_asked_about_by_their_row(vitreous, work, tmp_path):

@@ -339,7 +339,17 @@ def test_bf16_answers_are_near_and_float32(bundle):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("b/2.png", "b/1.JPG", "b/deep/3.webp", "b/notes.txt", "a.png", "odd[1].png", "empty/x.txt"):
+    for name in (
+        "b/2.png",
+        "b/1.JPG",
+        "b/deep/3.webp",
+        "b/notes.txt",
+        "a.png",
+        "odd[1].png",
+        "empty/x.txt",
+        "b/._2.png",
+        ".kept/4.png",
+    ):
         file = tmp_path / "in" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
@@ -355,6 +365,8 @@ def tree(tmp_path, monkeypatch):
         (["in/**/*.png"], ["in/a.png", "in/b/2.png", "in/odd[1].png"]),
         (["in/?.png"], ["in/a.png"]),
         (["in/odd[1].png"], ["in/odd[1].png"]),
+        (["in/.*/*.png", "in/b/._*"], ["in/.kept/4.png", "in/b/._2.png"]),  # who names the dot means it
+        (["in/b/../b/*.png"], ["in/b/../b/2.png"]),
         (["in/b/notes.txt"], ["in/b/notes.txt"]),  # who names a file means it
         (["in/b/2.png", "in/a.png"], ["in/b/2.png", "in/a.png"]),
     ],

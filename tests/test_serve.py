@@ -119,6 +119,8 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
     assert empty.status_code == 400 and "no image came: choose a file (field images), or" in empty.text
     raw = client.post("/", content=encoded(1)[0], headers={"content-type": CURLS})
     assert raw.status_code == 400 and "or send its bytes to /predict" in raw.text
+    large = client.post("/", content=encoded(1)[0] + 2000 * b"&a=b", headers={"content-type": CURLS})
+    assert large.status_code == 400 and "or send its bytes to /predict" in large.text
 
 
 @pytest.mark.parametrize(

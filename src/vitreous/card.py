@@ -1,6 +1,5 @@
 """What is shared with a model outside its run: the run's record, and a card generated from that record alone."""
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from vitreous.data.sources import HUB, NAMED
-from vitreous.files import read_json, replace_file, write_json
+from vitreous.files import read_csv, read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
@@ -278,7 +277,6 @@ def hardware(environment: dict[str, Any]) -> str:
 
 def read_history(run: Path) -> list[dict[str, float]]:
     """The rows of a run's metrics.csv, one per epoch; empty if there is no such file."""
-    if not (run / "metrics.csv").is_file():
-        return []
-    with (run / "metrics.csv").open() as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    file = run / "metrics.csv"
+    rows = read_csv(file, ("epoch", "seconds")) if file.is_file() else []
+    return [{key: float(value) for key, value in row.items()} for row in rows]

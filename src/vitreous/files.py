@@ -92,6 +92,15 @@ def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]])
     replace_file(path, write)
 
 
+def read_csv(path: Path, head: Iterable[str]) -> list[dict[str, str]]:
+    """The rows of a table of ours. Raises ValueError for one without these columns, as a spreadsheet may leave it."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        if missing := [name for name in head if name not in (reader.fieldnames or ())]:
+            raise ValueError(f"{path} has no column {missing[0]}: save it with commas between columns, as it was")
+        return list(reader)
+
+
 def _is_stream(path: Path) -> bool:
     """Whether it is a pipe, a device or the command's own output, which must not be replaced by a file."""
     return path.parent == Path("/dev") or (path.exists() and not path.is_file())

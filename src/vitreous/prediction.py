@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -30,6 +31,7 @@ from vitreous.weights.bundle import Trained, find_record
 
 TABLE = ("image", "rank", "class", "probability")  # what `write_table` writes
 AT_ONCE, TOKENS = 256, 1 << 16  # most images, and most tokens, in one batch of a whole split
+HELD = 64  # batches whose answers are copied to the host at once
 
 
 class Prediction(NamedTuple):
@@ -93,8 +95,14 @@ def split_logits(
     features: return the input of the head, (N, pooled_dim), instead of logits.
     """
     order = torch.arange(len(batches)) if order is None else order
-    parts = (forward(model, images, preprocess, precision, features=features) for images, _ in batches.epoch(order))
-    return torch.cat(list(parts)).cpu()
+    done: list[Tensor] = []
+    parts: list[Tensor] = []  # on the device, which copying each one would wait for
+    for images, _ in batches.epoch(order):
+        parts.append(forward(model, images, preprocess, precision, features=features))
+        if len(parts) == HELD:
+            done.append(torch.cat(parts).cpu())
+            parts.clear()
+    return torch.cat([*done, *(part.cpu() for part in parts)])
 
 
 def predict(
@@ -231,9 +239,12 @@ def image_name(image: Asked) -> str:
     return as_text(image)
 
 
-def _is_dangling(file: Path) -> bool:
-    """Whether it is a link to a file that is gone; editors leave hidden ones."""
-    return file.is_symlink() and not file.exists() and not file.name.startswith(".")
+def _is_meant(file: Path, pattern: str) -> bool:
+    """Whether a path that a pattern matches is a file, or a link to one that is gone, and not hidden, unless the
+    pattern names the dot."""
+    dotted = [part for part in Path(pattern).parts if part.startswith(".")]
+    hidden = [part for part in file.parts if part.startswith(".") and not any(fnmatch(part, own) for own in dotted)]
+    return not hidden and (file.is_file() or (file.is_symlink() and not file.exists()))
 
 
 def image_files(patterns: Iterable[str]) -> list[Path]:
@@ -252,7 +263,7 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
             root = Path(path.anchor)
             rest = str(path).removeprefix(path.anchor).lstrip("/")
             matching = root.glob(rest) if pattern and rest else ()
-            found = sorted(file for file in matching if file.is_file() or _is_dangling(file))
+            found = sorted(file for file in matching if _is_meant(file, rest))
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"
             raise ValueError(f"{kind} '{pattern}': give image files, folders or patterns such as 'photos/*.jpg'")

@@ -97,9 +97,11 @@ class Service:
             return self._page(request)
         _check_length(request)
         with self._room():
-            async with _in_time(), request.form(max_files=MOST) as form:
-                given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
-                images = [(as_text(upload.filename or "an image"), await upload.read()) for upload in given]
+            images = []
+            if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+                async with _in_time(), request.form(max_files=MOST) as form:
+                    given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
+                    images = [(as_text(upload.filename or "an image"), await upload.read()) for upload in given]
             if not images:
                 raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
             return self._page(request, *await run_in_threadpool(self._explain, images))

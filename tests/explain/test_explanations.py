@@ -203,6 +203,7 @@ def test_a_figure_and_a_json_file_are_written(files, tmp_path, curves):
     assert content["image"] == str(files[0]) and content["classes"] == list(e.classes)
     assert content["method"] == "integrated_gradients" and content["layer"] == 1 and content["head"] is None
     np.testing.assert_allclose(content["map"], e.map, atol=1e-6)
+    assert content["map"] == [[round(value, 6) for value in row] for row in content["map"]]
     assert ("areas" in content) == curves
     if curves:
         assert content["areas"]["integrated_gradients"]["deletion"] == pytest.approx(e.curves.deletion_area.item())
@@ -280,9 +281,11 @@ def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
 
 def test_an_explanation_of_before_is_replaced(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    for _ in range(2):
-        (found,) = explain(tiny_bundle(), tmp_path / "a.png", device="cpu")
-        (stem,) = stems(["a.png"], tmp_path / "out")
-        (tmp_path / "out").mkdir(exist_ok=True)
-        found.save(stem)
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"a.png", "a.json"}
+    one, other = tiny_bundle(), tiny_bundle(seed=1)
+    for bundle, name in [(one, "a"), (other, "a-2"), (one, "a"), (other, "a-2")]:
+        (found,) = explain(bundle, tmp_path / "a.png", device="cpu")
+        (stem,) = stems([found.image], tmp_path / "out", sha256=bundle.digest())
+        assert stem.name == name  # that of another model stays
+        found.save(stem, bundle.digest())
+    (stem,) = stems([str(tmp_path / "b" / "a.png")], tmp_path / "out", sha256=one.digest())  # and of another image
+    assert stem.name == "a-3" and len(list((tmp_path / "out").iterdir())) == 4

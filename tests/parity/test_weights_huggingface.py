@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
+from vitreous.embedding import load_features
 from vitreous.weights import from_huggingface, load_weights
 
 transformers = peer("transformers")
@@ -119,6 +120,22 @@ def test_comparison_notices(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    ("changes", "task"),
+    [
+        ({"problem_type": "multi_label_classification"}, "multi label classification"),
+        ({"id2label": {0: "age"}}, "regression"),
+    ],
+)
+def test_a_head_that_does_not_choose_between_classes_is_not_asked(tmp_path, changes, task):
+    made(tmp_path, *VIT, {"intermediate_size": 96} | changes)
+    with pytest.raises(ValueError, match=f"has a head for {task}, whose answers are not one class: only `vitreous em"):
+        load_weights(tmp_path)
+    assert load_weights(tmp_path, num_classes=3)[1].new_head and load_features(tmp_path).model
+    made(tmp_path, *VIT, {"intermediate_size": 96, "problem_type": "single_label_classification"})
+    assert load_weights(tmp_path)[0].class_names == tuple("abcdefg")
+
+
+@pytest.mark.parametrize(
     ("model_class", "config_class", "changes"),
     [(transformers.ViTModel, VIT[1], {"intermediate_size": 96}), (transformers.Dinov2Model, DINOV2[1], {})],
 )
@@ -126,7 +143,7 @@ def test_a_model_without_head_needs_a_number_of_classes_and_gives_its_features(
     tmp_path, model_class, config_class, changes
 ):
     theirs = made(tmp_path, model_class, config_class, changes)
-    with pytest.raises(ValueError, match=r"has no head: give the number of classes of a new one$"):
+    with pytest.raises(ValueError, match=r"has no head, so that it answers nothing: `vitreous embed` and"):
         load_weights(tmp_path)
     bundle, report = load_weights(tmp_path, num_classes=3)
     images = images_for(bundle)

@@ -183,6 +183,22 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"
 
 
+def test_tables_that_a_spreadsheet_has_saved_are_read_or_refused_by_name(runs, tmp_path):
+    copytree(runs / "a", tmp_path / "x")
+    answers = tmp_path / "x" / "answers.csv"
+    as_written = answers.read_text()
+    answers.write_text("\ufeff" + as_written, encoding="utf-8")
+    assert read_run(tmp_path / "x").answered == read_run(runs / "a").answered != {}
+    answers.write_text(as_written.replace(",", ";"))
+    said = rf"^{answers} has no column split: save it with commas between columns, as it was$"
+    with pytest.raises(ValueError, match=said):
+        read_run(tmp_path / "x").answered  # noqa: B018
+    history = tmp_path / "x" / "metrics.csv"
+    history.write_text(history.read_text().replace(",", ";"))
+    with pytest.raises(ValueError, match=rf"^{history} has no column epoch: save it with commas"):
+        read_run(tmp_path / "x")
+
+
 def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
     for run, answers in {"x": ("sky", "sky", "sea"), "y": ("sea", "sea", "sea")}.items():
         copytree(runs / "a", tmp_path / run)

@@ -135,7 +135,7 @@ def test_a_head_of_1000_classes_without_names_is_taken_for_that_of_imagenet(tmp_
 
 def test_a_file_without_head_needs_a_number_of_classes(folder):
     change(folder, lambda weights: [weights.pop("head.weight"), weights.pop("head.bias")])
-    assert refused(folder).endswith("has no head: give the number of classes of a new one")
+    assert refused(folder).endswith("in Python, give num_classes, those of a new one")
     assert load_weights(folder, num_classes=4)[1].new_head == "4 classes; the file has none"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Data, Device, Images, Revision, RunArgument, SkipBroken
+from vitreous.cli.options import Architecture, Data, Device, Images, Revision, RunArgument, SkipBroken, output
 from vitreous.cli.output import report_broken, results_table
 
 
@@ -20,7 +20,7 @@ def evaluate(
         typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write results.json, answers.csv, classes.csv and report.html into this folder.")
+        Path | None, output("Write results.json, answers.csv, classes.csv and report.html into this folder.")
     ] = None,
     skip_broken: SkipBroken = False,
     arch: Architecture = None,
@@ -71,7 +71,7 @@ def predict(
     images: Images,
     top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a table to this file.")] = None,
+    csv_file: Annotated[Path | None, output("Write a table to this file.", "--csv")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     arch: Architecture = None,
     revision: Revision = None,
@@ -103,7 +103,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes one that is free.")] = 8000,
     log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Add a line for each answer: time, model, class, probability."),
+        output("Add a line for each answer: time, model, class, probability.", metavar="FILE.csv"),
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
@@ -137,7 +137,7 @@ def embed(
     run: RunArgument,
     data: Data = None,
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
-    out: Annotated[Path | None, typer.Option(help="Write the features to this parquet file.")] = None,
+    out: Annotated[Path | None, output("Write the features to this parquet file.")] = None,
     nearest: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Show the images most like this one: a file, or test:7 of DATA.")
     ] = None,

@@ -5,16 +5,14 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import OWN_DATA, Architecture, Device, Images, Revision, RunArgument
+from vitreous.cli.options import OWN_DATA, Architecture, Device, Images, Revision, RunArgument, output
 from vitreous.cli.output import report_broken
 
 
 def explain(
     run: RunArgument,
     images: Images,
-    out: Annotated[Path, typer.Option(help="The folder for a PNG and a JSON file of each image.")] = Path(
-        "explanations"
-    ),
+    out: Annotated[Path, output("The folder for a PNG and a JSON file of each image.")] = Path("explanations"),
     method: Annotated[
         str | None,
         typer.Option(help="integrated_gradients (default), gradient_rollout, rollout, grad_cam or attention."),
@@ -46,21 +44,22 @@ def explain(
 
     check_folder(out)
     model = asked_model(run, arch, revision)
-    asked = list(dict.fromkeys(asked_images(model, images)))
+    bundle, asked = Bundle.of(model), list(dict.fromkeys(asked_images(model, images)))
+    sha256 = bundle.digest()
     files = [image for image in asked if isinstance(image, Path)]
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     check_outside_data(out, model)
-    names = [str(image) if isinstance(image, Path) else image.name for image in asked]
+    names = list(map(image_name, asked))
     by = None if method == DEFAULT else method
     question = {"of": target, "against": against, "by": by, "block": layer, "head": head}
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
-    stem_of = dict(zip(map(image_name, asked), stems(names, out, ending), strict=True))
-    bundle, broken = Bundle.of(model), []
+    stem_of = dict(zip(names, stems(names, out, ending, sha256), strict=True))
+    broken: list = []
     options = {"method": method or DEFAULT, "target": target, "against": against, "layer": layer, "head": head}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
-        explanation.save(stem)
+        explanation.save(stem, sha256)
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
     report_broken(broken)
@@ -69,7 +68,7 @@ def explain(
 def look(
     run: RunArgument,
     data: Annotated[str | None, typer.Option(metavar="DATA", help=OWN_DATA)] = None,
-    out: Annotated[Path, typer.Option(help="The folder for the pictures and look.json.")] = Path("look"),
+    out: Annotated[Path, output("The folder for the pictures and look.json.")] = Path("look"),
     count: Annotated[int, typer.Option(min=1, help="Images to look through.")] = 128,
     arch: Architecture = None,
     revision: Revision = None,
@@ -92,7 +91,7 @@ def walk(
     image: Annotated[
         str, typer.Argument(metavar="IMAGE", help="An image file; test:7 is a row of the run's own data.")
     ],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("walk.html"),
+    out: Annotated[Path, output("The page.")] = Path("walk.html"),
     arch: Architecture = None,
     revision: Revision = None,
     device: Device = "auto",

@@ -1,8 +1,21 @@
 """Arguments and options that several commands have."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+
+def _place(text: str) -> Path:
+    from vitreous.files import path_of
+
+    return path_of(text)
+
+
+def output(help: str, *names: str, metavar: str = "PATH") -> Any:
+    """An option that names what is written. Its ~ is expanded, which shells leave as it is in --out=~/new."""
+    return typer.Option(*names, help=help, metavar=metavar, parser=_place)
+
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Architecture = Annotated[

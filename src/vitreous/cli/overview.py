@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from vitreous.cli.options import output
+
 
 def summary(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A size such as B/16, a recipe, or a run.")],
@@ -63,7 +65,7 @@ def summary(
 
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, or shipped names.")],
-    out: Annotated[Path | None, typer.Option(help="Write the comparison to this HTML file.")] = None,
+    out: Annotated[Path | None, output("Write the comparison to this HTML file.")] = None,
 ) -> None:
     """Put finished runs beside each other: figures with intervals, cost, and where their recipes differ."""
     from rich.console import Console
@@ -75,6 +77,8 @@ def compare(
     if out is not None:
         check_file(out, ".html", MARK)
     read = [read_run(run) for run in runs]
+    if out is not None:  # before anything is printed, as a reader such as `head` may leave
+        compare_page(out, read)
     console = Console()
     for table in render(read):
         console.print(table)
@@ -83,7 +87,6 @@ def compare(
     if differ := judged_apart(read):
         print(differ)
     if out is not None:
-        compare_page(out, read)
         print(f"comparison: {out}")
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from vitreous.cli.options import output
+
 
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a folder with its model, or a shipped name.")],
@@ -12,7 +14,7 @@ def export(
     data: Annotated[
         str | None, typer.Option(help="Check its answers on this DATA \\[default: the run's, else noise].")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write \\[default: RUN/export/FORMAT].")] = None,
+    out: Annotated[Path | None, output("The folder to write \\[default: RUN/export/FORMAT].")] = None,
     preprocess_inside: Annotated[
         bool, typer.Option("--preprocess-inside", help="The graph takes uint8 pixels and normalises them itself.")
     ] = False,

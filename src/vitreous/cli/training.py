@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Device, Revision
+from vitreous.cli.options import Architecture, Device, Revision, output
 from vitreous.cli.output import results_table
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def train(
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder \\[default: the next free runs/NAME].")] = None,
+    out: Annotated[Path | None, output("The run folder \\[default: the next free runs/NAME].")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Fixes all that is random; another number gives another run. The same as seed=N.")
     ] = None,

@@ -26,7 +26,7 @@ from vitreous.explain.methods import (
     rollout,
     through,
 )
-from vitreous.files import check_free, path_of, write_json
+from vitreous.files import check_free, path_of, read_json, write_json
 from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, evaluating, read_batches
@@ -80,7 +80,7 @@ class Explanation:
         said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
         content = {key: getattr(self, key) for key in (*said, "empty_probability", "method", "layer", "head")}
         maps = ("map", "rollout", "attention", "attention_elsewhere")
-        content |= {key: getattr(self, key).round(6).tolist() for key in maps}
+        content |= {key: getattr(self, key).astype(float).round(6).tolist() for key in maps}
         if self.curves is not None:
             content["areas"] = {
                 name: {"deletion": curves.deletion_area.mean().item(), "insertion": curves.insertion_area.mean().item()}
@@ -88,8 +88,9 @@ class Explanation:
             }
         return content
 
-    def save(self, stem: Path | str) -> None:
-        """Write a figure and a JSON file: `stem`.png and `stem`.json."""
+    def save(self, stem: Path | str, sha256: str | None = None) -> None:
+        """Write a figure and a JSON file: `stem`.png and `stem`.json. sha256: of the model, for the JSON file to say
+        whose answer it is, by which `stems` knows it again."""
         from vitreous.plots import explanation as draw
 
         stem, curves = path_of(stem), None
@@ -102,7 +103,8 @@ class Explanation:
         bars = dict(zip(self.classes, self.probabilities, strict=True)) | {self.target: self.target_probability}
         if self.against is not None:
             bars[self.against] = self.against_probability
-        write_json(stem.with_name(stem.name + ".json"), self.to_json())  # first: it marks the picture as ours
+        content = self.to_json() | ({} if sha256 is None else {"sha256": sha256})
+        write_json(stem.with_name(stem.name + ".json"), content)  # first: it marks the picture as ours
         method = self.method.replace("_", " ")
         if self.method in ("attention", "grad_cam"):
             method += f", block {self.layer}"
@@ -164,73 +166,57 @@ def explain(
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
 
     def answers() -> Iterator[Explanation]:
-        with torch.no_grad(), evaluating(bundle.model):
-            logits = bundle.model(torch.zeros(1, *bundle.preprocess.shape, device=where))
+        model, config = bundle.model, bundle.model.config
+        shown = layer or config.depth
+        with torch.no_grad(), evaluating(model):
+            logits = model(torch.zeros(1, *bundle.preprocess.shape, device=where))
         empty = (logits / bundle.temperature).softmax(dim=1)[0]  # (K,)
-        for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(bundle.model.config)):
-            yield from _explain_batch(bundle, names, pixels, where, method, chosen, other, layer, head, curves, empty)
+        for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(config)):
+            x = bundle.preprocess.normalise(torch.from_numpy(pixels).to(where))
+            with torch.no_grad():
+                seen = open_pass(model, x)
+            row = seen.pool.mean(dim=1)  # (B, N)
+            probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
+            top = probabilities.topk(min(TOP, config.num_classes), dim=1)
+            targets = top.indices[:, 0] if chosen is None else torch.full_like(top.indices[:, 0], chosen)
+            others = None if other is None else torch.full_like(targets, other)
+            if chosen is None and others is not None:
+                targets = torch.where(targets == others, top.indices[:, 1], targets)
+            by_head = [through(row, weights) for weights in seen.attention[shown - 1].unbind(1)]
+            heads = torch.stack(by_head, dim=1)  # (B, h, N)
+            elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
+            flow = rollout(seen.attention, row)
+            del seen  # its attention weights make room for those of another pass
+            maps = explanation_maps(model, x, method, targets, layer, head, others)
+
+            heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
+            measured = random = None
+            if curves:
+                measured = faithfulness(model, x, maps, targets, bundle.temperature, others)
+                random = random_order(model, x, targets, bundle.temperature, others)
+            for i, name in enumerate(names):
+                yield Explanation(
+                    image=name,
+                    pixels=pixels[i],
+                    classes=tuple(bundle.class_names[k] for k in top.indices[i].tolist()),
+                    probabilities=tuple(top.values[i].tolist()),
+                    target=bundle.class_names[int(targets[i])],
+                    against=None if other is None else bundle.class_names[other],
+                    target_probability=probabilities[i, targets[i]].item(),
+                    against_probability=None if other is None else probabilities[i, other].item(),
+                    empty_probability=empty[targets[i]].item(),
+                    method=method,
+                    layer=shown,
+                    head=head,
+                    map=host_maps[i],
+                    rollout=flow[i],
+                    attention=heads[i],
+                    attention_elsewhere=elsewhere[i],
+                    curves=measured.of(i) if measured else None,
+                    random_curves=random.of(i) if random else None,
+                )
 
     return answers()
-
-
-def _explain_batch(
-    bundle: Bundle,
-    names: Sequence[str],
-    pixels: np.ndarray,
-    device: torch.device,
-    method: Method,
-    target: int | None,
-    against: int | None,
-    layer: int | None,
-    head: int | None,
-    curves: bool,
-    empty: Tensor,
-) -> Iterator[Explanation]:
-    """empty: (K,), the probabilities of an empty image."""
-    model, config = bundle.model, bundle.model.config
-    layer = layer or config.depth
-    images = bundle.preprocess.normalise(torch.from_numpy(pixels).to(device))
-    with torch.no_grad():
-        seen = open_pass(model, images)
-    row = seen.pool.mean(dim=1)  # (B, N)
-    probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
-    top = probabilities.topk(min(TOP, config.num_classes), dim=1)
-    targets = top.indices[:, 0] if target is None else torch.full_like(top.indices[:, 0], target)
-    others = None if against is None else torch.full_like(targets, against)
-    if target is None and others is not None:
-        targets = torch.where(targets == others, top.indices[:, 1], targets)
-    heads = torch.stack([through(row, weights) for weights in seen.attention[layer - 1].unbind(1)], dim=1)  # (B, h, N)
-    elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
-    flow = rollout(seen.attention, row)
-    del seen  # its attention weights make room for those of another pass
-    maps = explanation_maps(model, images, method, targets, layer, head, others)
-
-    heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
-    measured = random = None
-    if curves:
-        measured = faithfulness(model, images, maps, targets, bundle.temperature, others)
-        random = random_order(model, images, targets, bundle.temperature, others)
-    for i, name in enumerate(names):
-        yield Explanation(
-            image=name,
-            pixels=pixels[i],
-            classes=tuple(bundle.class_names[k] for k in top.indices[i].tolist()),
-            probabilities=tuple(top.values[i].tolist()),
-            target=bundle.class_names[int(targets[i])],
-            against=None if against is None else bundle.class_names[against],
-            target_probability=probabilities[i, targets[i]].item(),
-            against_probability=None if against is None else probabilities[i, against].item(),
-            empty_probability=empty[targets[i]].item(),
-            method=method,
-            layer=layer,
-            head=head,
-            map=host_maps[i],
-            rollout=flow[i],
-            attention=heads[i],
-            attention_elsewhere=elsewhere[i],
-            curves=measured.of(i) if measured else None,
-            random_curves=random.of(i) if random else None,
-        )
 
 
 def evidence(
@@ -272,11 +258,12 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
     raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
 
 
-def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:
+def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = "") -> list[Path]:
     """A file name without suffix for each image; images with the same name are numbered: 1, 1-2, 1-3.
 
     ending: what follows the image's name, such as `-against-dog`; what a file name should not have becomes a dash.
-    Raises ValueError where a picture or JSON file of that name exists and is not an explanation.
+    sha256: of the model. A file with the explanation of another image, or by another model, keeps its name. Raises
+    ValueError where a picture or JSON file of that name exists and is not an explanation.
     """
     given: set[str] = set()
     result = []
@@ -287,7 +274,7 @@ def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
         stem = plain
         number = 1
-        while stem.casefold() in given:  # one file to some systems
+        while stem.casefold() in given or _is_other(folder / f"{stem}.json", name, sha256):  # case: one to some systems
             number += 1
             stem = f"{plain}-{number}"
         given.add(stem.casefold())
@@ -295,3 +282,12 @@ def stems(names: Sequence[str], folder: Path, ending: str = "") -> list[Path]:
         check_free((folder / f"{stem}.png", figures), figures, '"target_probability"')
         result.append(folder / stem)
     return result
+
+
+def _is_other(file: Path, image: str, sha256: str) -> bool:
+    """Whether a file is the explanation of another image, or by another model."""
+    try:
+        told = read_json(file)
+    except (OSError, ValueError):
+        return False
+    return "target_probability" in told and (told.get("image"), told.get("sha256")) != (image, sha256)

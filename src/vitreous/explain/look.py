@@ -55,7 +55,7 @@ def look(
     bundle = Bundle.of(run)
     where, model = bundle.to(device), bundle.model
     components, shares = filter_components(patch_filters(model))
-    positions = position_similarity(model).cpu().numpy()
+    positions = position_similarity(model).cpu().double().numpy()
     images = _images(bundle, run, data, count)
     figures = {"filter_variance": shares.round(6).tolist(), "positions": positions.round(4).tolist()}
     write_json(record, figures)  # first: it marks the pictures as ours
@@ -72,8 +72,8 @@ def look(
             views = attention_distance(model, opened), depth_similarity(model, opened), token_norms(model, opened)
             seen.append(views)
         distances, similarities, norms = zip(*seen, strict=True)
-        distance = torch.cat(distances).mean(dim=0).cpu().numpy()
-        similarity = torch.cat(similarities).mean(dim=0).cpu().numpy()
+        distance = torch.cat(distances).mean(dim=0).cpu().double().numpy()
+        similarity = torch.cat(similarities).mean(dim=0).cpu().double().numpy()
         spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
         plots.attention_distance(distance, uniform_distance(model), pictures["attention_distance"])
         what = "the class token" if model.config.pool == "cls" else "what the head reads"
@@ -186,7 +186,7 @@ def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
 
 def _spread(lengths: Tensor) -> np.ndarray:
     """Minimum, median and maximum at each depth: (n, L + 1) -> (L + 1, 3)."""
-    return torch.stack([lengths.amin(0), lengths.median(0).values, lengths.amax(0)], dim=1).cpu().numpy()
+    return torch.stack([lengths.amin(0), lengths.median(0).values, lengths.amax(0)], dim=1).cpu().double().numpy()
 
 
 def _patch_distances(model: ViT) -> Tensor:

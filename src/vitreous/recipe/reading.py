@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from vitreous.files import path_of
 from vitreous.messages import did_you_mean
 from vitreous.model.sizes import size
 from vitreous.recipe.schema import Recipe, flat, keys, make_recipe, nearest_key, settings
@@ -36,8 +37,8 @@ def recipe_file(name: str) -> Path:
     """The file of a shipped recipe or of a path. Raises ValueError when there is none."""
     if name in recipe_names():
         return RECIPES / f"{name}.yaml"
-    if Path(name).is_file():
-        return Path(name)
+    if (file := path_of(name)).is_file():
+        return file
     hint = did_you_mean(name, recipe_names())
     raise ValueError(f"no recipe '{name}': {hint}use {', '.join(recipe_names())} or a file")
 

@@ -1,6 +1,5 @@
 """Compare finished runs: figures with intervals, cost, and where their recipes differ."""
 
-import csv
 import os
 import statistics
 from collections import Counter
@@ -16,7 +15,7 @@ from rich import markup
 from rich.table import Table
 
 from vitreous.card import read_history
-from vitreous.files import path_of, read_json
+from vitreous.files import path_of, read_csv, read_json
 from vitreous.messages import shorten
 from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
 from vitreous.page import write_page
@@ -57,12 +56,11 @@ class Finished:
         splits: dict[str, dict[tuple[str, str, int], tuple[bool, str]]] = {}
         times = Counter()
         if self.answers.exists():
-            with self.answers.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    image = row["split"], row["image"], row["class"]
-                    times[image] += 1
-                    answer = row["answer"] == row["class"], row.get("group", "")
-                    splits.setdefault(row["split"], {})[*image[1:], times[image]] = answer
+            for row in read_csv(self.answers, ("split", "image", "class", "answer")):
+                image = row["split"], row["image"], row["class"]
+                times[image] += 1
+                answer = row["answer"] == row["class"], row.get("group", "")
+                splits.setdefault(row["split"], {})[*image[1:], times[image]] = answer
         return splits
 
     def figure(self, split: str, key: str) -> float | None:

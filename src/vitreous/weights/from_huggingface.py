@@ -125,8 +125,10 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
         pool="cls_mean" if dino and classes else "cls",
     )
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
+    task = config.get("problem_type") or ("regression" if model.num_classes == 1 else "")
+    other = "" if task == "single_label_classification" else task.replace("_", " ")
     preprocess, temperature = read_preprocessing(preprocessing), read_temperature(config)
-    return Description(model, preprocess, names if classes and names else None, temperature)
+    return Description(model, preprocess, names if classes and names else None, temperature, other)
 
 
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:

@@ -115,11 +115,19 @@ def load_weights(
     said = describe(file, weights, layout, arch)
     match = _match(file, weights, layout, said.model)
 
+    if num_classes is None and match.has_head and said.other_head:
+        raise ValueError(
+            f"{file} has a head for {said.other_head}, whose answers are not one class: only `vitreous embed` and "
+            "`vitreous train --from` can use it"
+        )
     classes = said.model.num_classes if num_classes is None else num_classes
     new_head = ""
     if not match.has_head:
         if num_classes is None:
-            raise ValueError(f"{file} has no head: give the number of classes of a new one")
+            raise ValueError(
+                f"{file} has no head, so that it answers nothing: `vitreous embed` and `vitreous train --from` need "
+                "none; in Python, give num_classes, those of a new one"
+            )
         new_head = f"{classes} classes; the file has none"
     elif classes != said.model.num_classes:
         new_head = f"{classes} classes in place of {said.model.num_classes}"

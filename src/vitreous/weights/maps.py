@@ -33,6 +33,8 @@ class Description(NamedTuple):
     """None if not given."""
     temperature: float = 1.0
     """Divides the logits; only what we wrote has one."""
+    other_head: str = ""
+    """What its head is for, if not for telling which one of several classes an image is of."""
 
 
 TEMPERATURE = "calibration_temperature"  # in others' config.json; transformers has a "temperature" of its own
