@@ -420,6 +420,15 @@ def test_folds_start_from_trained_weights_and_go_on(tmp_path):
     (out / "results.json").unlink()
     again = read_recipe(str(out / "recipe.yaml"))
     assert fit_folds(again, tiny_set(), out=out, resume=True, **quiet()).results["n"] == 2
+    (out / "results.json").unlink()
+    shutil.rmtree(out / "fold-2")
+    (tmp_path / "source").rename(tmp_path / "moved")
+    moved = again.with_options("start", weights=str(tmp_path / "moved"))
+    assert fit_folds(moved, tiny_set(), out=out, resume=True, **quiet()).results["n"] == 2
+    (out / "results.json").unlink()
+    tiny_bundle(seed=2, classes=("x", "y"), depth=2).save(tmp_path / "moved" / "model")
+    with pytest.raises(ValueError, match=rf"moved is not what {out / 'fold-1'} had as its start: put that back$"):
+        fit_folds(moved, tiny_set(), out=out, resume=True, **quiet())
 
 
 def test_a_dry_run_of_one_to_go_on_with_changes_nothing(finished, tmp_path):

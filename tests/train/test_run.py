@@ -1602,7 +1602,8 @@ def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypa
         keep(job, model)
 
     monkeypatch.setattr(job_module.Job, "keep", copied)
-    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step [34] of epoch 2: .* by --finish \(f"):
+    said = r"^the (last step broke the weights|loss is nan at step [34] of epoch 2: ).* by --finish \(f"
+    with pytest.raises(FloatingPointError, match=said):
         trained(tiny_recipe(epochs=3), tiny_set(), model=vit, on_step=poison(vit, epoch=2, step=step))
     assert len(kept) == 1 and equal(weights_of(tmp_path / "run"), kept[0])
     assert not (tmp_path / "run" / "results.json").exists()
@@ -1617,11 +1618,28 @@ def test_weights_that_the_last_step_broke_are_not_kept(trained, tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
     vit = tiny_vit()
-    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 3 of epoch 1: "):
-        trained(tiny_recipe(), tiny_set(), model=vit, on_step=poison(vit, epoch=1, step=2))
-    assert checkpoint_of(tmp_path / "run")["state"]["step"] == 2
+    poisoned = poison(vit, epoch=1, step=2)
+
+    def on_step(state, loss):
+        poisoned(state, loss)
+        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 60 if state.step == 2 else 0)  # after every other step
+
+    with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 3 of epoch 1: .*optim\.clip$"):
+        trained(tiny_recipe(), tiny_set(), model=vit, on_step=on_step)
+    assert checkpoint_of(tmp_path / "run")["state"]["step"] == 1
+
+
+@pytest.mark.parametrize("fraction", [0.25, 0])
+def test_weights_that_an_update_broke_are_not_saved(trained, tmp_path, monkeypatch, fraction):
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    vit, recipe = tiny_vit(), tiny_recipe(epochs=3, data={"val_fraction": fraction})
+    said = r"^the last step broke the weights, of which 'head\.weight' is not finite: .* by --finish \(finish=True\)$"
+    with pytest.raises(FloatingPointError, match=said):
+        trained(recipe, tiny_set(), model=vit, on_step=poison(vit, epoch=2, step=2))
+    saved = checkpoint_of(tmp_path / "run")
+    assert (saved["state"]["epoch"], saved["state"]["step"]) == (1, 1)
+    assert trained(recipe, tiny_set(), model=tiny_vit(), finish=True).results["epochs"] == 1
 
 
 def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, pictures, monkeypatch):

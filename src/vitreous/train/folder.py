@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ METRICS = Path("metrics.csv")
 ANSWERS = Path("answers.csv")
 CLASSES = Path("classes.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run or a failed start may leave behind
-# keys that may differ when a run is resumed; the data itself is compared by its hash
+# keys that may differ when a run is resumed; of data, weights and teacher the content is compared, not the place
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}
+FREE |= {"start.weights", "distill.teacher"}
 
 
 @contextmanager
@@ -106,14 +107,14 @@ def alone(folder: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path, free: Set[str] = FREE) -> None:
-    """Raises ValueError naming the first setting that a resumed run would change.
+def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path) -> None:
+    """Raises ValueError naming the first setting, but for those of `FREE`, that a resumed run would change.
 
-    saved: the run's own recipe. free: keys that may differ, by default those that do not affect training.
+    saved: the run's own recipe.
     """
     own = flat(saved.model_dump(mode="json"))
     for key, value in flat(recipe.model_dump(mode="json")).items():
-        if own.get(key) != value and key not in free:
+        if own.get(key) != value and key not in FREE:
             raise ValueError(
                 f"{folder} was started with {key}={own.get(key)}, not {value}: resume it as it was, or start another "
                 "run with --out"

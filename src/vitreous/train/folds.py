@@ -23,6 +23,7 @@ from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
 from vitreous.train.start import check_recipe, check_start, check_unseen, load_start
 from vitreous.weights import Bundle
+from vitreous.weights.load import weights_digest
 
 
 @undisturbed()
@@ -91,12 +92,17 @@ def fit_folds(
 
 
 def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
-    """The results of a fold that is finished, else None. Raises ValueError if it was trained on other images."""
+    """The results of a fold that is finished, else None. Raises ValueError if it had other images or weights."""
     if not (own / "results.json").exists():
         return None
     if differs(data.divided(part.data), read_json(own / "data.json")):
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-    return read_json(own / "results.json")
+    results, options = read_json(own / "results.json"), part.start
+    places = {"start": (options.weights, options.revision), "teacher": (part.distill.teacher, None)}
+    for name, (place, revision) in places.items():
+        if place is not None and results[name]["sha256"] != weights_digest(place, revision):
+            raise ValueError(f"{place} is not what {own} had as its {name}: put that back")
+    return results
 
 
 def conclude(

@@ -30,7 +30,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, FREE, METRICS, check_same_recipe, optional
+from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
 from vitreous.train.loop import Hooks, State, augment_batch, shrunk, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows, steps_per_epoch
@@ -367,8 +367,7 @@ class Job:
     def restore(self) -> None:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
-        free = {*FREE, "start.weights", "distill.teacher"}  # may lie elsewhere by now: their content is compared below
-        check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder, free)
+        check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
         record = read_json(self.folder / "data.json")
         if content["data"] != self.summary["hash"] or differs(self.data, record, test=False):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")

@@ -36,6 +36,8 @@ class State:
 
     epoch: int = 0
     """Epochs completed."""
+    saved: int = 0
+    """Epochs completed at the last checkpoint: if there is one, `--finish` can judge it."""
     step: int = 0
     """Steps done in the current epoch. `loss`, `correct` and `images` are sums over these steps and all processes: of
     the images' losses, of the correct answers, and of the images."""
@@ -174,7 +176,7 @@ def train_loop(
             if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
                 raise FloatingPointError(
                     f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
-                    f"are scaled: {AGAIN}precision=float32{KEPT * (state.epoch > 0)}"
+                    f"are scaled: {AGAIN}precision=float32{KEPT * (state.saved > 0)}"
                 )
             if average is not None:
                 average.update(done)
@@ -200,6 +202,8 @@ def train_loop(
             if save:
                 _add_time(state, started, begun)
                 state.loss, state.correct = whole.tolist()
+                _check_weights(judged, state)
+                state.saved = state.epoch
                 hooks.save()
                 last_save = started = time.monotonic()
                 if stop:
@@ -236,13 +240,12 @@ def train_loop(
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = bool(stop_reason(state, recipe))
-        if over and val is None:
-            if broken := not_finite(judged.state_dict()):
-                said = f"the last step broke the weights, of which '{broken}' is not finite"
-                raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.epoch > 1)}")
-            state.best_epoch = state.epoch
-            hooks.keep(judged)
         if stop or over or unsaved > CHECKPOINT_SECONDS:
+            _check_weights(judged, state)
+            if over and val is None:
+                state.best_epoch = state.epoch
+                hooks.keep(judged)
+            state.saved = state.epoch
             hooks.save()
             last_save = time.monotonic()
         if stop and not over:
@@ -314,7 +317,14 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
         said = f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}"
-        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.epoch > 0)}")
+        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.saved > 0)}")
+
+
+def _check_weights(model: nn.Module, state: State) -> None:
+    """The loss is of the weights before the last update: this is for those after it, which are to be saved."""
+    if broken := not_finite(model.state_dict()):
+        said = f"the last step broke the weights, of which '{broken}' is not finite"
+        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.saved > 0)}")
 
 
 def stop_reason(state: State, recipe: Recipe) -> str:
