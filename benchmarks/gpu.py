@@ -344,7 +344,13 @@ def sweep(options: argparse.Namespace) -> None:
         if time.monotonic() + latest > options.deadline:
             print(f"the time is over before {' '.join(arm)}: go on by the same command")
             break
-        recipe, start = recipe_of(options.recipe, changes, options), time.monotonic()
+        start = time.monotonic()
+        try:
+            recipe = recipe_of(options.recipe, changes, options)
+        except ValueError as error:  # a change that this recipe does not allow
+            note(file, key | {"error": first_line(error)}, options.out)
+            print(f"left out  {' '.join(arm)}: {first_line(error)}")
+            continue
         source = recipe.data.source or options.recipe
         if source not in data:
             data[source] = replace(load(source), test=None)
@@ -387,10 +393,11 @@ def final(options: argparse.Namespace) -> None:
     if not (folder / "results.json").exists():
         resume = (folder / "recipe.yaml").exists()
         checkpoint = folder / "checkpoints" / "last.pt"
-        if parts := sorted(checkpoint.parent.glob("last.pt.*")):  # it came from another machine
+        parts = sorted(checkpoint.parent.glob("last.pt.*"))
+        if parts and parts[0].name == "last.pt.0000":  # it came from another machine
             content = b"".join(part.read_bytes() for part in parts)
             replace_file(checkpoint, lambda whole: whole.write_bytes(content))
-            for part in parts:
+            for part in parts:  # the first one first, without which the others are not read
                 part.unlink()
         run = fit(recipe, out=folder, device=str(options.device), resume=resume, pictures=False, on_step=stop_in_time)
         if run.results is None:
@@ -427,7 +434,7 @@ def bring_unfinished(folder: Path, home: Path) -> None:
         shutil.copytree(folder / "model", home / "model")
     content = (folder / "checkpoints" / "last.pt").read_bytes()
     for number, start in enumerate(range(0, len(content), PART)):
-        (home / "checkpoints" / f"last.pt.{number:02}").write_bytes(content[start : start + PART])
+        (home / "checkpoints" / f"last.pt.{number:04}").write_bytes(content[start : start + PART])
 
 
 def time_to(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from vitreous.data.stores import FileImages
 from vitreous.device import cpu_capabilities, has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, flat, read_recipe
 from vitreous.train.run import fit
 
 RESULTS = Path(__file__).parent / "results"
@@ -95,9 +95,16 @@ def declare_torchvision_operators() -> None:
 def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "auto") -> dict[str, Any]:
     """The results of a run: as they are, or after training, which goes on where it was interrupted.
 
-    data: loaded from the recipe's source where it is None. Raises KeyboardInterrupt for training that is interrupted.
+    data: loaded from the recipe's source where it is None. Raises KeyboardInterrupt for training that is interrupted,
+    ValueError where the run in the folder is of another recipe.
     """
     finished = folder / "results.json"
+    if finished.exists():
+        own = flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json"))
+        asked = flat(recipe.model_dump(mode="json", exclude_unset=True))
+        places = {"data.source", "start.weights", "distill.teacher"}  # made absolute in a run
+        if other := [f"{key}={own[key]}" for key in asked.keys() - places if own[key] != asked[key]]:
+            raise ValueError(f"{folder} is a run with {min(other)}: move it away, or measure something else")
     if not finished.exists():
         run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
         if run.results is None:

@@ -31,19 +31,19 @@ class Timed(NamedTuple):
     """How many settings differ from the recipe's, but for a number of epochs that the time did not reach."""
 
 
-def has_limit(result: dict) -> bool:
-    """Whether a recipe's result is of a time limit."""
-    return (result["overrides"] or [""])[-1].startswith("time_limit=")
+def units(machine: dict) -> str:
+    """What multiplies matrices there, in words."""
+    return UNITS.get(machine["units"], machine["device"])
 
 
 def timed(results: list[dict]) -> list[Timed]:
     """Of the results of recipes those that had a time limit and no teacher, whose own time would count, too."""
     found = []
     for r in results:
-        *others, last = r["overrides"] or [""]
-        if has_limit(r) and not any(other.startswith("distill.") for other in others):
-            minutes = int(last.removeprefix("time_limit=").removesuffix("m"))
-            what = r["recipe"], UNITS[r["machine"]["units"]], r["precision"], r["params"]
+        others = [override for override in r["overrides"] if not override.startswith("time_limit=")]
+        if r["time_limit"] is not None and not any(other.startswith("distill.") for other in others):
+            minutes = round(r["time_limit"] / 60)
+            what = r["recipe"], units(r["machine"]), r["precision"], r["params"]
             epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]
             changes = len(others) - sum(r["passes"] < bound for bound in epochs)
             found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], changes))

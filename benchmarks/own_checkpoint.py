@@ -55,7 +55,9 @@ def small_folder(data: ImageSet, per_class: int, seed: int, folder: Path) -> Ima
             rng.permutation(np.flatnonzero(data.train.labels == k))[:per_class] for k in range(len(data.class_names))
         ]
         write_split(data.train.take(np.concatenate(drawn)), data.class_names, folder / "train")
-        write_split(data.test, data.class_names, folder / "test")
+        unfinished = folder / ".test"
+        write_split(data.test, data.class_names, unfinished)
+        unfinished.rename(folder / "test")
     return load(folder)
 
 

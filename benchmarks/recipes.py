@@ -38,6 +38,7 @@ def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dic
     return name, {
         "recipe": recipe,
         "overrides": overrides,
+        "time_limit": read_recipe(recipe, overrides).time_limit,
         "command": f"vitreous train {' '.join([what, *overrides])} --seed N",
         "machine": machine(pick_device()),
         "params": runs[0]["params"],

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from measure import RESULTS, between, markdown, replaced, threads
-from minutes import UNITS, has_limit, minutes_table, timed
+from minutes import UNITS, minutes_table, timed, units
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -158,7 +158,9 @@ def recipe_table(results: list[dict]) -> str:
 
 
 def where(machine: dict) -> str:
-    return f"{machine['processor']}, {threads(machine)}, {UNITS[machine['units']]}"
+    if machine["units"] == "cuda":
+        return machine["device"]
+    return f"{machine['processor']}, {threads(machine)}, {units(machine)}"
 
 
 def peers_table(peers: dict) -> str:
@@ -304,7 +306,7 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     recipes = [content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()]
     measured["results"] = recipe_table(recipes)
     told = {"headline": headline(results), "minutes": minutes_table(timed(recipes))}
-    told["whole"] = whole_table([content for content in recipes if not has_limit(content)])
+    told["whole"] = whole_table([content for content in recipes if content["time_limit"] is None])
     scratch = [content for name, content in results.items() if name.startswith(PHOTOGRAPHS)]
     told["photographs"] = photographs(scratch, results["fine-tuning"])
     told["speed"] = speed(results)

@@ -10,6 +10,7 @@ from pathlib import Path
 import augment
 import loading
 import measure
+import minutes
 import numpy as np
 import pytest
 import recipes
@@ -124,6 +125,12 @@ def test_a_run_that_was_interrupted_ends_the_list_goes_on_next_time_and_is_then_
 
     monkeypatch.setattr(measure, "fit", lambda *_, **__: pytest.fail("trained again"))
     assert measure.trained(recipe, image_set, tmp_path / "run", "cpu") == results
+    other = recipe.with_options("optim", learning_rate=0.5)
+    own = recipe.optim.learning_rate
+    with pytest.raises(
+        ValueError, match=rf"run is a run with optim\.learning_rate={own}: move it away, or measure som"
+    ):
+        measure.trained(other, image_set, tmp_path / "run", "cpu")
 
 
 def test_the_figures_of_a_recipe_name_the_device_that_fit_takes(monkeypatch):
@@ -134,3 +141,13 @@ def test_the_figures_of_a_recipe_name_the_device_that_fit_takes(monkeypatch):
     monkeypatch.setattr(recipes, "pick_device", lambda: torch.device("meta"))
     monkeypatch.setattr(recipes, "machine", lambda device: device.type)
     assert recipes.train_seeds("digits", [], 1)[1]["machine"] == "meta"
+
+
+def test_a_figure_stands_under_its_time_limit_and_processor_wherever_these_come_from(monkeypatch):
+    figures = {"recipe": "cifar10-cpu", "params": 1, "precision": "bf16", "top1_mean": 0.5, "top1_sd": None, "n": 1}
+    figures |= {"passes": 1.0, "machine": {"units": "cuda", "device": "H100"}}
+    runs = [figures | {"overrides": [], "time_limit": 3600.0}]  # by the recipe itself
+    runs.append(figures | {"overrides": ["time_limit=90s", "optim.ema=0"], "time_limit": 90.0})
+    runs.append(figures | {"overrides": ["time_limit=null"], "time_limit": None})
+    found = [(run.units, run.minutes, run.changes) for run in minutes.timed(runs)]
+    assert found == [("H100", 60, 0), ("H100", 2, 1)]

@@ -22,6 +22,7 @@ from PIL import Image
 from pyarrow import parquet
 from rich.console import Console
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
+from torch._dynamo.exc import TorchDynamoException
 
 from vitreous import embedding, evaluation, prediction
 from vitreous.cli import app
@@ -802,6 +803,10 @@ def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
         (MemoryError(), "not enough memory: use --device cpu, or a machine with more"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal"), "a process that reads images has died, often "),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory: use --device cpu, or a "),
+        (
+            TorchDynamoException("ld: cannot find -lcuda\nmore"),
+            "the model does not compile here (ld: cannot find -lc",
+        ),
     ],
 )
 def test_any_error_of_the_users_becomes_one_line(vitreous, monkeypatch, error, line):

@@ -159,14 +159,14 @@ def test_what_is_brought_home_of_an_unfinished_run_has_its_best_weights(gpu, tmp
         (tmp_path / "run" / file).write_text(file)
     gpu.bring_unfinished(tmp_path / "run", tmp_path / "home")
     brought = {str(path.relative_to(tmp_path / "home")) for path in (tmp_path / "home").rglob("*") if path.is_file()}
-    assert brought == {"checkpoints/last.pt.00", "model/config.json", "recipe.yaml"}
+    assert brought == {"checkpoints/last.pt.0000", "model/config.json", "recipe.yaml"}
 
 
 def test_a_run_that_comes_back_goes_on_from_what_came(part, gpu, monkeypatch):
     out = part("final", "cifar10", "--minutes", "0")
     checkpoints = out.parent / "cifar10-0" / "checkpoints"
-    (checkpoints / "last.pt.00").write_bytes(b"from ")
-    (checkpoints / "last.pt.01").write_bytes(b"elsewhere")
+    (checkpoints / "last.pt.0000").write_bytes(b"from ")
+    (checkpoints / "last.pt.0001").write_bytes(b"elsewhere")
     monkeypatch.setattr(gpu, "fit", lambda *_, out, **__: Run(out))
     part("final", "cifar10")
     assert {file.name: file.read_bytes() for file in checkpoints.iterdir()} == {"last.pt": b"from elsewhere"}
@@ -201,8 +201,18 @@ def test_an_arm_that_fails_is_noted_and_ends_no_other(part, gpu, monkeypatch):
         return fit(recipe, *args, **options)
 
     monkeypatch.setattr(gpu, "fit", fail)
-    words = ["sweep", "cifar10", "--arm", "optim.clip=3", "--arm", "optim.clip=4"]
-    failed, done = lines_of(part(*words) / "sweep.jsonl")
+    words = [
+        "sweep",
+        "cifar10-94",
+        "--arm",
+        "data.crop_fraction=0.95",
+        "--arm",
+        "optim.clip=3",
+        "--arm",
+        "optim.clip=4",
+    ]
+    refused, failed, done = lines_of(part(*words) / "sweep.jsonl")
+    assert "data.crop_fraction" in refused["error"]  # where nothing is cropped in training
     assert failed["error"] == "the loss is nan" and failed["changes"][-1] == "optim.clip=3"
     assert done["changes"][-1] == "optim.clip=4" and "val_top1" in done
     part(*words, refuse=True)

@@ -300,7 +300,8 @@ def test_a_run_answers_in_the_precision_of_its_recipe(bundle, files, tmp_path, m
 
 def test_a_whole_split_goes_through_in_batches_of_bounded_size():
     small, large = ViTConfig(image_size=32, patch_size=4), ViTConfig(size="B/16", image_size=384)
-    assert eval_batch_size(small) == 256 and eval_batch_size(large) == 113
+    narrow = ViTConfig(image_size=384, patch_size=16, dim=192, depth=1, heads=3)
+    assert [eval_batch_size(config) for config in (small, narrow, large)] == [256, 113, 37]
     assert eval_batch_size(ViTConfig(image_size=2048, patch_size=4)) == 1
 
 

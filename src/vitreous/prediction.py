@@ -30,7 +30,7 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained, find_record
 
 TABLE = ("image", "rank", "class", "probability")  # what `write_table` writes
-AT_ONCE, TOKENS = 256, 1 << 16  # most images, and most tokens, in one batch of a whole split
+AT_ONCE, TOKENS, VALUES = 256, 1 << 16, 1 << 24  # most images, tokens, and numbers in these, in a batch of a split
 HELD = 64  # batches whose answers are copied to the host at once
 
 
@@ -159,8 +159,8 @@ def own_precision(run: Trained) -> str:
 
 
 def eval_batch_size(config: ViTConfig) -> int:
-    """The batch size for evaluating many images: smaller for images of many tokens, to bound memory."""
-    return max(min(AT_ONCE, TOKENS // config.tokens), 1)
+    """The batch size for evaluating many images: smaller for many tokens and wide models, to bound memory."""
+    return max(min(AT_ONCE, TOKENS // config.tokens, VALUES // (config.tokens * config.dim)), 1)
 
 
 def read_batches(

@@ -1072,6 +1072,22 @@ def test_a_missing_test_image_is_told_before_training_and_a_broken_one_loses_not
         trained(longer, None, "other", finish=True)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. Tried to allocate"), ValueError("do not fit")])
+def test_memory_that_runs_out_when_the_model_is_judged_loses_nothing(trained, tmp_path, monkeypatch, error):
+    if isinstance(error, ValueError):  # of images
+        error.__cause__ = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    recipe, judge = tiny_recipe(epochs=1), outcome.judge
+    monkeypatch.setattr(outcome, "judge", lambda *_, **__: (_ for _ in ()).throw(error))
+    said = (
+        r"^not enough memory to judge the model; training is done and kept: then end the run by vt\.fit\(.*resume=True"
+    )
+    with pytest.raises(ValueError, match=rf"{said}\), with data\.memory_budget=0\.1 or on the CPU$"):
+        trained(recipe, tiny_set())
+    monkeypatch.setattr(outcome, "judge", judge)
+    less = recipe.with_options("data", memory_budget=0.1)
+    assert trained(less, tiny_set(), resume=True, on_step=pytest.fail).results["epochs"] == 1
+
+
 def test_a_run_goes_on_with_its_own_classes_only(trained, tmp_path):
     trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6))
     other = replace(tiny_set(), class_names=("ant", "bee", "wasp"))

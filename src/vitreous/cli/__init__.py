@@ -17,7 +17,7 @@ from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
 from vitreous.cli.training import train
-from vitreous.messages import lacks_memory
+from vitreous.messages import first_line, lacks_memory
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
@@ -112,6 +112,8 @@ def _in_words(error: Exception) -> str | None:
         return f"a process that reads images has died, often for lack of shared memory{way_out}"
     if lacks_memory(error):
         return f"not enough memory: {LESS_MEMORY.get(command, 'use --device cpu, or a machine with more')}"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"the model does not compile here ({first_line(error)}): set compile=false"
     if not runtime:
         return message
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and any(name in message for name in ("gloo", "NCCL")):

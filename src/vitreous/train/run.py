@@ -18,6 +18,7 @@ from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
 from vitreous.files import path_of, read_json, replace_file, write_json
+from vitreous.messages import lacks_memory
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, flat
 from vitreous.train import outcome
@@ -175,9 +176,15 @@ def fit(
                 return Run(folder)
             try:
                 results = engine.from_main(partial(outcome.finish, job))
-            except BrokenImage as error:
+            except (ValueError, RuntimeError, MemoryError) as error:
+                if isinstance(error, BrokenImage):
+                    said, how = str(error), ""
+                elif lacks_memory(error) or lacks_memory(error.__cause__):
+                    said, how = "not enough memory to judge the model", ", with data.memory_budget=0.1 or on the CPU"
+                else:
+                    raise
                 again = resumption(folder, recipe, device, "finish" if finish else "resume", job.given)
-                raise BrokenImage(f"{error}; training is done and kept: then end the run by {again}") from error
+                raise ValueError(f"{said}; training is done and kept: then end the run by {again}{how}") from error
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
             return Run(folder, results)
