@@ -256,7 +256,8 @@ def test_images_that_a_run_learnt_from_are_known_under_other_names(tmp_path, cap
     shutil.copy(divided.train.images.describe(0), copy)
     shutil.copy(divided.val.images.describe(0), copy.with_name("validation.png"))
     told = (
-        f"1 of these 11 images are among those that the model learnt from, such as {copy}: its figures will be too good"
+        f"1 of these 11 images are among those that the model learnt from, such as {copy}: figures on them will be too "
+        "good"
     )
     assert judge_run(run.folder, other, **EXACT).caution == told
     assert caplog.messages == [told]

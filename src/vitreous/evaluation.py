@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import differs, digest_of, image_hashes
+from vitreous.data.check import copies_among, differs, digest_of
 from vitreous.data.images import ImageSet, Split, groups_if_any, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
@@ -35,7 +35,7 @@ from vitreous.weights.bundle import Trained, find_record
 log = logging.getLogger("vitreous")
 
 ANSWER = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
-TRAIN_HASHES = Path("train_hashes.bin")  # of a run: `image_hashes` of its training images, if they were decoded
+TRAIN_HASHES = Path("train_hashes.bin")  # of a run: what `learnt_hashes` reads, if its images were decoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ def judge_run(
     if whole and image_set.source == options.source:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
     elif data is not None and folder is not None:
-        caution = _learnt(judged, folder)
+        caution = copies_among(judged.images, learnt_hashes(run), f"these {len(judged.images)}", "the model")
     elif data is None and _others(judged, folder):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed? Some "
@@ -212,18 +212,12 @@ def judge_run(
     return replace(judged, caution=caution)
 
 
-def _learnt(judged: Judged, folder: Path) -> str:
-    """A caution about images that are copies of a run's training images, if both are decoded; else ""."""
-    hashes = folder / TRAIN_HASHES
-    if not (hashes.is_file() and isinstance(judged.images, ArrayImages)):
-        return ""
-    copies = np.flatnonzero(np.isin(image_hashes(judged.images), np.fromfile(hashes, np.uint64)))
-    if not len(copies):
-        return ""
-    return (
-        f"{len(copies)} of these {len(judged.images)} images are among those that the model learnt from, such as "
-        f"{judged.images.describe(copies[0])}: its figures will be too good"
-    )
+def learnt_hashes(run: Trained) -> np.ndarray:
+    """`image_hashes` of the images that a run, and what it started from, learnt from: uint64 (N,), as far as is
+    recorded."""
+    folder = None if isinstance(run, Bundle) else find_record(run)
+    file = None if folder is None else folder / TRAIN_HASHES
+    return np.fromfile(file, np.uint64) if file is not None and file.is_file() else np.empty(0, np.uint64)
 
 
 def _others(judged: Judged, folder: Path) -> bool:

@@ -19,7 +19,7 @@ from vitreous import plots
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.embedding import embed_split
-from vitreous.evaluation import evaluate
+from vitreous.evaluation import evaluate, judge_run, own_data
 from vitreous.metrics import group_figures
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report.compare import read_run
@@ -193,6 +193,27 @@ def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes
         assert told == bool(same_way) and (f"the same way: {same_way})" in caplog.text) == told
         log = tmp_path / "more" / "train.log"
         assert told == (log.exists() and "some validation images are among what it saw" in log.read_text())
+
+
+def test_images_that_the_weights_learnt_from_are_told_where_they_have_moved(tmp_path, caplog):
+    photos = write_images(tmp_path / "photos", 8)
+    source = {"source": str(photos), "val_fraction": 0.25}
+    run = fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
+    learnt = Path(own_data(run.folder).train.images.describe(0))
+    (photos / "test" / learnt.parent.name).mkdir(parents=True)
+    moved = learnt.rename(photos / "test" / learnt.parent.name / learnt.name)
+    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source}
+    fields |= {"start": {"weights": str(run.folder)}}
+    caplog.clear()
+    more = fit(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
+    assert f"{run.folder} learnt from this data, before images came, went or moved: some validation" in caplog.text
+    told = f"1 of 1 test images are among those that {run.folder} learnt from, such as {moved}: figures on them will"
+    assert told in caplog.text
+    caplog.clear()
+    shutil.copytree(photos / "test", tmp_path / "other")
+    fit(make_recipe(fields | {"start": {"weights": str(more.folder)}}, "test"), out=tmp_path / "last", **quiet())
+    assert "learnt from this data" not in caplog.text and f"among those that {more.folder} learnt from" in caplog.text
+    assert "the model learnt from, such as" in judge_run(tmp_path / "last", tmp_path / "other", device="cpu").caution
 
 
 def test_a_cross_validation_gives_no_weights_to_start_from(tmp_path):

@@ -69,6 +69,21 @@ def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = 
     return [f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"]
 
 
+def copies_among(images: Images, hashes: np.ndarray, which: str, who: str) -> str:
+    """A line about images that are copies of those with these `image_hashes`, if they are decoded; else "".
+
+    which: how they are called, with their number. who: has learnt from those.
+    """
+    if not (len(hashes) and isinstance(images, ArrayImages)):
+        return ""
+    copies = np.flatnonzero(np.isin(image_hashes(images), hashes))
+    if not len(copies):
+        return ""
+    example = images.describe(copies[0])
+    said = f"{len(copies)} of {which} images are among those that {who} learnt from, such as {example}"
+    return f"{said}: figures on them will be too good"
+
+
 def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
     """The content of `data.json`: counts of the images used and, if broken files are left out, of all images listed;
     and a hash of the pixels and labels given."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.check import digest_of, image_hashes, leaks
+from vitreous.data.check import copies_among, digest_of, image_hashes, leaks
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
@@ -31,9 +31,11 @@ def finish(job: Job) -> dict[str, Any]:
     """
     state, judged = job.state, {}
     train, hashes = job.plain_batches.images, None
+    before = job.start.seen if job.start else np.empty(0, np.uint64)
     if isinstance(train, ArrayImages):
         hashes = image_hashes(train)
-        replace_file(job.folder / TRAIN_HASHES, lambda part: part.write_bytes(hashes.tobytes()))
+        learnt = np.union1d(hashes, before)
+        replace_file(job.folder / TRAIN_HASHES, lambda part: part.write_bytes(learnt.tobytes()))
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
@@ -45,7 +47,10 @@ def finish(job: Job) -> dict[str, Any]:
         seen = Split(judged["test"].images, judged["test"].labels.numpy())
         digests = job.summary["hash"] | {"test": digest_of(seen)}
         write_json(job.folder / "data.json", job.summary | {"hash": digests})
-        for finding in leaks("test", judged["test"].images, train, hashes):
+        images, weights = judged["test"].images, job.recipe.start.weights
+        findings = leaks("test", images, train, hashes)
+        findings.append(copies_among(images, before, f"{len(images)} test", weights))
+        for finding in filter(None, findings):
             log.warning("%s", finding)
     results = {
         "params": job.parameters,

@@ -3,13 +3,15 @@
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 
 from vitreous.augment import Augment
+from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import split_source
-from vitreous.evaluation import record_of
+from vitreous.evaluation import learnt_hashes, record_of
 from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
@@ -34,12 +36,15 @@ class Start(NamedTuple):
     """For `results.json`."""
     lines: list[str]
     """How the weights were used, for the user to read."""
+    seen: np.ndarray
+    """`image_hashes` of the images that they learnt from, uint64 (N,), as far as is known."""
 
 
 def check_unseen(recipe: Recipe, data: ImageSet) -> list[str]:
     """Warnings of weights that a run starts from, or a teacher, to whom its validation images are not new.
 
-    data: undivided. They are not new to a run that divided the same data differently. Raises ValueError for folds then.
+    data: undivided. They are not new to a run that divided the same data differently, or had it when it was another.
+    Raises ValueError for folds then.
     """
     sources = filter(None, (recipe.start.weights, recipe.distill.teacher))
     return [warning for weights in sources if (warning := _seen_by(weights, recipe, data))]
@@ -55,8 +60,9 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
     if theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
-    other_labels = read_json(folder / "data.json")["classes"] != list(data.class_names)  # the split is stratified
-    if not changes and not other_labels:
+    record = read_json(folder / "data.json")
+    other_labels = record["classes"] != list(data.class_names)  # the split is stratified
+    if not changes and not other_labels and not _has_changed(data, theirs, record):
         return ""
     if ours.folds is not None:
         raise ValueError(
@@ -66,11 +72,20 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
     if data.val is not None or not ours.val_fraction:
         return ""
     same_way = " ".join(f"data.{name}={'null' if value is None else value}" for name, value in changes.items())
+    how = "divided otherwise" if changes or other_labels else "before images came, went or moved"
     return (
-        f"{weights} learnt from this data, divided otherwise: some validation images are among what it "
+        f"{weights} learnt from this data, {how}: some validation images are among what it "
         "saw, so that their figures will be too good"
-        + ("" if other_labels else f" (divide it the same way: {same_way})")
+        + (f" (divide it the same way: {same_way})" if changes and not other_labels else "")
     )
+
+
+def _has_changed(data: ImageSet, options: DataOptions, record: dict[str, Any]) -> bool:
+    """Whether a set, divided by these options, is another than it was for the run with this `data.json`."""
+    try:
+        return differs(data.divided(options), record, test=False)
+    except ValueError:  # it can no longer be divided so
+        return True
 
 
 def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
@@ -129,7 +144,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     digest = weights_digest(options.weights, options.revision)
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0).model_copy(update={"model": config})
-    return Start(fitted, model, bundle.preprocess.model_copy(update={"fit": fit}), facts, lines)
+    preprocess = bundle.preprocess.model_copy(update={"fit": fit})
+    return Start(fitted, model, preprocess, facts, lines, learnt_hashes(options.weights))
 
 
 def check_recipe(recipe: Recipe) -> None:
