@@ -179,6 +179,17 @@ def test_levels_outside_the_range_of_their_kind_are_refused(value, kind):
         gray().fit_image(deep(value, kind))
 
 
+@pytest.mark.parametrize(("kind", "peak"), [(np.uint16, 65535), (np.float32, 1)])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_tiff_whose_white_is_zero_is_read_as_it_looks(kind, peak, orientation):
+    stored, levels = io.BytesIO(), (np.array([[0.2, 0.4, 1.0]]) * peak).astype(kind)
+    Image.fromarray(levels).save(stored, "TIFF", tiffinfo={262: 0, 274: orientation})
+    seen = Preprocess(image_size=(1, 3) if orientation == 1 else (3, 1), mean=(0.5,), std=(0.5,)).fit_image(
+        Image.open(stored)
+    )
+    assert seen.ravel().tolist() == [204, 153, 0]
+
+
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_cameras_orientation_is_applied(orientation, kind, monkeypatch):

@@ -23,6 +23,7 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
+PHOTOMETRIC = 262  # the TIFF tag that says what level 0 is
 UPRIGHT = {  # what turns a picture of each EXIF orientation upright; 1 already is
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -151,10 +152,12 @@ def channel_statistics(parts: Iterable[np.ndarray]) -> tuple[tuple[float, ...], 
 def _plain(image: Image.Image, mode: str) -> Image.Image:
     """Convert any picture to an upright "L" or "RGB" one, with transparency composited on white."""
     image.load()
+    negative = image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # white is 0: Pillow inverts 8 bits alone
     if (turn := UPRIGHT.get(orientation(image))) is not None:
         image = image.transpose(turn)
     if image.mode == "F" or image.mode.startswith("I"):
-        return Image.fromarray(_to_bytes(image)).convert(mode)
+        levels = _to_bytes(image)
+        return Image.fromarray(255 - levels if negative else levels).convert(mode)
     if image.has_transparency_data:
         if image.mode == "La":
             image = image.convert("LA")

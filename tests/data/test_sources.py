@@ -155,10 +155,12 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(tmp_path, caplog):
     assert record.message.startswith(f"{tmp_path / 'a'}: {said}")
 
 
-def test_a_class_may_be_called_train(tmp_path):
+def test_a_class_may_be_called_train(tmp_path, caplog):
     write_folder(tmp_path, {"train": 1, "car": 1})
     (tmp_path / "train" / "000.png").rename(tmp_path / "train" / "000.PNG")
     assert load(tmp_path).class_names == ("car", "train")
+    said = f"{tmp_path}: train holds images, not class folders, so it is taken for a class of this name"
+    assert caplog.messages == [said]
 
 
 def test_test_images_may_be_kept_beside_the_classes(tmp_path):
@@ -473,6 +475,16 @@ def test_idx_files_are_found_as_archives_unpack_them(tmp_path, name):
         unpacked.parent.mkdir(parents=True, exist_ok=True)
         file.rename(unpacked)
     np.testing.assert_array_equal(load(tmp_path / "mnist").train.images.array[:, 0], images)
+
+
+def test_sets_are_found_where_torchvision_puts_them_and_told_apart(tmp_path):
+    images, _ = write_idx(tmp_path / "MNIST" / "raw", False)
+    for folder in (tmp_path, tmp_path / "MNIST", tmp_path / "MNIST" / "raw"):
+        np.testing.assert_array_equal(load(folder).train.images.array[:, 0], images)
+    write_idx(tmp_path / "FashionMNIST" / "raw", False)
+    both = ", ".join(str(tmp_path / name / "raw") for name in ("FashionMNIST", "MNIST"))
+    with pytest.raises(ValueError, match=rf"^{tmp_path} holds several sets, {both}: name one of these folders$"):
+        load(tmp_path)
 
 
 def test_damaged_or_missing_idx_files_are_named(tmp_path):

@@ -411,8 +411,12 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group
     given = []
     one = Engine("cpu", track=("tensorboard",))
     monkeypatch.setattr(one._accelerator, "init_trackers", lambda *options: given.append(options))
-    with one.trackers(Path(folder), {}, "3f", resumed):
-        pass
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    for _ in range(2):
+        with one.trackers(Path(folder), {}, "3f", resumed):
+            pass
+        monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert [project for project, *_ in given] == ["vitreous", "mine"]
     expected = {"name": name, "group": group, "dir": folder, "id": "3f", "resume": "allow" if resumed else None}
     assert given[0][2]["wandb"] == expected
 

@@ -29,6 +29,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
         within = _subfolders(inside[key]).keys()
         if within & inside.keys() or (within and len(named) > 1):
             raise ValueError(f"{inside[key]} has images beside folders of classes: move them")
+        log.warning("%s: %s holds images, not class folders, so it is taken for a class of this name", source, key)
     splits_of = {key: SPLITS[key.lower()] for key in named if key not in classes_too}
     if "train" in splits_of.values():
         if ignored := [key for key in inside if key not in splits_of]:

@@ -31,7 +31,7 @@ IN_MEMORY = 2 << 30  # bytes of pixels that may be decoded into memory
 MEASURED = 1 << 30  # bytes of pixels used for mean and standard deviation
 COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
-FITTING = 3  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
+FITTING = 4  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
 REPORTED = 20  # broken images that are logged individually
 
 Progress = Callable[[int, int], None]  # gets the images done and the total

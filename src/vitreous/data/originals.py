@@ -14,13 +14,20 @@ ARRAY_MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core")
 
 
 def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
-    """The set whose original files are in a folder or a direct subfolder; None if there are none."""
+    """The set whose original files are in a folder or a direct subfolder, or where torchvision puts them, in NAME/raw;
+    None if there are none. Raises ValueError for several."""
     inside = sorted(path for path in root.iterdir() if path.is_dir() and os.access(path, os.X_OK))
-    for folder in [root, *inside]:  # one that is closed is named when it is read as a class
+    found = {}
+    for folder in [root, *inside, *(path / "raw" for path in inside)]:  # a closed one is named when read as a class
         for read in (_idx, _cifar_binary, _cifar_python):
-            if parts := read(folder):
-                train, test, class_names = parts
-                return ImageSet.from_arrays(*train, test=test, class_names=class_names, name=name, source=source)
+            if folder not in found and (parts := read(folder)):
+                found[folder] = parts
+        if root in found:
+            break
+    if len(found) > 1:
+        raise ValueError(f"{root} holds several sets, {', '.join(map(str, found))}: name one of these folders")
+    for train, test, class_names in found.values():
+        return ImageSet.from_arrays(*train, test=test, class_names=class_names, name=name, source=source)
     return None
 
 

@@ -180,7 +180,7 @@ class Engine:
             "resume": "allow" if resumed else None,
         }
         try:
-            self._accelerator.init_trackers("vitreous", config, {"wandb": wandb})
+            self._accelerator.init_trackers(os.environ.get("WANDB_PROJECT", "vitreous"), config, {"wandb": wandb})
         except Exception as error:  # each tracker raises types of its own
             raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
