@@ -419,7 +419,7 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert all(f"/{row['class']}/" in row["image"] for row in rows)
         assert all(row["probability"] == row["probability_of_class"] for row in right)
         wrong = [row for row in rows if row not in right]
-        assert wrong and all(row["probability"] > row["probability_of_class"] for row in wrong)
+        assert wrong and all(float(row["probability"]) > float(row["probability_of_class"]) for row in wrong)
     assert figures["train"]["count"] == 27
     code, out, _ = vitreous("evaluate", "run", "photos/test")
     assert code == 0 and out.endswith("photos/test has only one split: all its images were judged\n")

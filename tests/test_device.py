@@ -151,4 +151,6 @@ print(faults() - first)
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=plain | asked, timeout=120)
         before, after = map(int, done.stdout.split())
+        if not before:
+            pytest.skip("this system counts no page faults")
         assert (after < before / 10) == kept

@@ -23,6 +23,7 @@ from vitreous.data.images import Split
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages
 from vitreous.export.hub import push_run
+from vitreous.prediction import forward
 from vitreous.train.choose import choose_recipe
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
@@ -117,6 +118,22 @@ def test_it_answers_by_its_name(folder, tmp_path):
     (answer,) = predict(folder.name, tmp_path / "photo.jpg", top=200, device="cpu")
     assert set(answer.classes) == set(Bundle.load(folder).class_names)
     assert sum(answer.probabilities) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "logits"),
+    [
+        ("cifar10", [-0.073, -0.957, -0.096, 2.672, -0.6, -1.08, 0.879, -0.084, -0.828, -0.616]),
+        ("cifar100", [-0.957, 0.979, -0.943, 0.412, -0.666, 0.16, 0.598, 1.222, 0.142, 2.742]),
+        ("mnist", [0.189, -0.736, -0.944, -0.748, -0.46, -1.077, 1.178, -0.868, 3.84, -0.974]),
+    ],
+)
+def test_it_is_the_same_function_in_every_version(name, logits):
+    """The first ten logits of noise, as the version that shipped it had them: an option's meaning may not change."""
+    bundle = Bundle.of(name)
+    noise = np.random.default_rng(0).integers(0, 256, (1, *bundle.preprocess.shape), np.uint8)
+    found = forward(bundle.model, torch.from_numpy(noise), bundle.preprocess, "float32")
+    assert found[0, :10].tolist() == pytest.approx(logits, abs=2e-3)
 
 
 def test_it_knows_the_data_it_was_trained_on(at_home, tmp_path, monkeypatch):

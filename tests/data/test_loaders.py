@@ -1,9 +1,11 @@
 """Decoding once, and batches that are the same wherever the pixels live."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import shutil
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -12,11 +14,11 @@ import pytest
 import torch
 from image_samples import hub_images, pixels, preprocess_of, to_image, write_folder, write_parquet
 
-from vitreous.data import loaders
+from vitreous.data import loaders, parquet
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches, cache_folder, decode
 from vitreous.data.sources import load
-from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
+from vitreous.data.stores import ArrayImages, BrokenImage, FileImages, Images
 
 
 def fails(*args, **kwargs):
@@ -79,6 +81,21 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache, monkeyp
     assert count() == 8
     newest = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     np.testing.assert_array_equal(newest.images.array[1], changed)
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet"])
+def test_several_threads_decode_as_one_does(tmp_path, monkeypatch, kind):
+    expected = write_folder(tmp_path / "x", {"a": 200, "b": 200})
+    if kind == "parquet":
+        write_parquet(tmp_path / "x.parquet", {"image": hub_images(expected), "label": [0, 1] * 200})
+        monkeypatch.setattr(parquet, "HELD_BYTES", 0)  # no part of the file is kept for another thread
+    ticks, threads, read = itertools.count(), set(), Images.read
+    monkeypatch.setattr(loaders.time, "perf_counter", lambda: float(next(ticks)))  # a second for each part
+    monkeypatch.setattr(loaders.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(Images, "read", lambda self, *given: threads.add(threading.get_ident()) or read(self, *given))
+    found = decode(load(tmp_path / f"x{'.parquet' * (kind == 'parquet')}").train, preprocess_of())
+    np.testing.assert_array_equal(found.images.array, expected)
+    assert len(threads) > 1
 
 
 def test_an_interrupted_decoding_leaves_nothing(tmp_path, cache):
@@ -339,6 +356,8 @@ def test_measured_statistics_are_those_of_the_fitted_pixels(budget, monkeypatch)
     batches = Batches(split, preprocess_of(fit="squash"), batch_size=2, memory_budget=budget)
     measured = batches.measured()
     np.testing.assert_allclose(measured.mean, (pixels(40) / 255).mean((0, 2, 3)), atol=1e-12)
+    seen = torch.cat([batch.images for batch in batches.epoch(torch.arange(40))])
+    np.testing.assert_array_equal(seen, pixels(40))
     assert measured.fit == "squash" and measured.image_size == (8, 8)
     monkeypatch.setattr(loaders, "MEASURED", 10 * 3 * 8 * 8)
     sample = pixels(40)[np.linspace(0, 39, 10).astype(int)]

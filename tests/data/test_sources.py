@@ -1,6 +1,7 @@
 """Every kind of source gives the right pixels, labels and class names, or one clear line."""
 
 import gzip
+import hashlib
 import io
 import os
 import pickle
@@ -67,7 +68,8 @@ def test_digits_are_built_in_with_a_fixed_test_split():
     assert digits.train.images.shape == (1, 8, 8) and digits.class_names == tuple("0123456789")
     assert np.bincount(digits.test.labels).min() >= 34  # stratified
     assert digits.train.images.array.max() == 255 and len(np.unique(digits.train.images.array)) == 17
-    np.testing.assert_array_equal(load("digits").test.images.array, digits.test.images.array)
+    content = digits.test.images.array.tobytes() + digits.test.labels.tobytes()
+    assert hashlib.sha256(content).hexdigest().startswith("99ac20baf448e93e")  # in all versions: runs are judged on it
 
 
 @pytest.mark.parametrize(
@@ -323,15 +325,14 @@ def test_shards_of_a_test_set_alone_are_read_as_one_is(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("group", ["patient", r"row (\d)$"])
-def test_rows_of_parquet_files_are_held_out_by_group(tmp_path, group):
+def test_rows_of_parquet_files_are_held_out_by_group(tmp_path):
     patients = [10, 10, 11, 11, 12, 12, 13, 13]  # two of each class
     columns = {"image": hub_images(pixels(8)), "label": [0, 0, 1, 1] * 2, "patient": patients}
     write_parquet(tmp_path / "x.parquet", columns)
-    kept = load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group=group)
+    kept = load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="patient")
     assert len(kept.train) == len(kept.val) == 4
     sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
-    assert group != "patient" or not sides[0] & sides[1]
+    assert not sides[0] & sides[1]
     write_parquet(tmp_path / "x.parquet", columns | {"patient": [None, *patients[1:]]})
     with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data\.group asks for: fill it in$"):
         load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="patient")

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vitreous.model import ViT, ViTConfig
@@ -529,6 +530,15 @@ def test_the_mlps_convolution_sees_the_neighbours_in_the_grid_and_no_other_token
     changed[:, 1] += 1  # a register
     moved = (mlp(changed) - mlp(x)).abs().sum(dim=2)[0] > 1e-6
     assert moved.nonzero().flatten().tolist() == [1]
+
+
+def test_the_mlps_convolution_comes_before_its_activation():
+    mlp = randomised(small(image_size=(12, 16), pool="mean", mlp_conv=True)).blocks[0].mlp
+    x = torch.randn(2, 12, 16)
+    conv = mlp.conv.conv
+    grid = mlp.fc1(x).mT.unflatten(2, (3, 4))
+    hidden = F.conv2d(grid, conv.weight, conv.bias, padding=1, groups=grid.shape[1]).flatten(2).mT
+    torch.testing.assert_close(mlp(x), mlp.fc2(F.gelu(hidden)))
 
 
 def test_the_mlps_convolution_is_not_muons():

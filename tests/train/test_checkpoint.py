@@ -1,15 +1,31 @@
 """A checkpoint is whole or not there, brings the random generators back, and says so when it is damaged."""
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from vitreous.augment import Augment, draw
 from vitreous.train import checkpoint
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
+from vitreous.train.order import balanced_order, epoch_order
 
 CPU = torch.device("cpu")
+EVERYTHING = Augment(
+    flip=0.5,
+    shift=4,
+    crop_scale=(0.3, 1),
+    rotation=15,
+    scale=0.2,
+    shear=10,
+    color=0.4,
+    randaugment_ops=2,
+    erase=0.5,
+    mixup=0.8,
+    cutmix=1,
+)
 CONTENT = {
     "data": {"train": "ab12"},
     "model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(7)},
@@ -54,6 +70,12 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"last.pt is of another version of vitreous: go on with that one, or start"):
         load_checkpoint(tmp_path / "last.pt", CPU)
+
+
+def test_what_a_resumed_run_draws_changes_with_the_format_alone():
+    drawn = draw(EVERYTHING, 8, 0, 3), epoch_order(50, 0, 3), balanced_order(torch.arange(20) % 3, 0, 3)
+    content = torch.cat([part.flatten().double() for part in drawn]).numpy().round(5).tobytes()
+    assert (checkpoint.FORMAT, hashlib.sha256(content).hexdigest()[:16]) == (6, "fa5f9962ede9c730")
 
 
 @pytest.mark.parametrize("function", ["save", "fsync", "replace"])

@@ -162,16 +162,15 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("key", ["start.weights", "distill.teacher"])
-@pytest.mark.parametrize("within", ["", "model", "model/model.safetensors"])
 @pytest.mark.parametrize(
-    ("changes", "refused", "same_way"),
+    ("changes", "refused", "same_way", "within"),
     [
-        ({"folds": 2}, True, ""),
-        ({"folds": 2, "fold": 1}, True, ""),
-        ({"split_seed": 3}, False, "data.split_seed=0"),
-        ({"val_fraction": 0.5}, False, "data.val_fraction=0.25"),
-        ({"group": r"(\d)\.png$"}, False, "data.group=null"),
-        ({}, False, ""),
+        ({"folds": 2}, True, "", ""),
+        ({"folds": 2, "fold": 1}, True, "", "model"),
+        ({"split_seed": 3}, False, "data.split_seed=0", "model/model.safetensors"),
+        ({"val_fraction": 0.5}, False, "data.val_fraction=0.25", ""),
+        ({"group": r"(\d)\.png$"}, False, "data.group=null", ""),
+        ({}, False, "", ""),
     ],
 )
 def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes, refused, same_way, within, key):

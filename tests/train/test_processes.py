@@ -214,9 +214,10 @@ def assert_same_losses(a: Path, b: Path, within: float = 1e-5) -> None:
         (3, "muon", 126, "float32", {}, 2e-4),  # Muon's bf16 enlarges any difference in rounding
         (2, "adamw", 128, "float16", {}, 1e-3),
         (2, "adamw", 128, "float32", {"balance": "weights"}, 1e-5),
+        (2, "adamw", 128, "float32", {"balance": "sampling"}, 1e-5),
         (2, "adamw", 128, "float32", {"memory_budget": 1e-9, "workers": 0}, 1e-5),
     ],
-    ids=["adamw", "muon", "float16", "weights", "streamed"],
+    ids=["adamw", "muon", "float16", "weights", "sampling", "streamed"],
 )
 def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, batch_size, precision, more, within):
     optim = {"name": name, "batch_size": batch_size, "accumulate": 3, "clip": 0.5}
@@ -230,6 +231,14 @@ def test_processes_reach_the_losses_of_one(tmp_path, alone, processes, name, bat
     for split, count in (("val", 145), ("test", 9)):
         assert results[split]["count"] == count
         assert results[split]["loss"] == pytest.approx(one[split]["loss"], rel=within)
+
+
+def test_a_teacher_answers_each_process_about_its_own_images(tmp_path, alone):
+    tiny_bundle(seed=3).save(tmp_path / "teacher")
+    recipe = recipe_with(distill={"teacher": str(tmp_path / "teacher")})
+    alone(recipe, uneven_set(), tmp_path / "one")
+    assert_alike(train(2, recipe, uneven_set(), out=tmp_path / "two"))
+    assert_same_losses(tmp_path / "one", tmp_path / "two")
 
 
 def test_small_images_come_first_in_all_processes(tmp_path, alone):

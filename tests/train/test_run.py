@@ -711,6 +711,26 @@ def test_streamed_images_give_the_weights_of_resident_ones(trained, workers, mon
     assert {(batches.resident, batches.workers) for batches in made} == {(False, workers)}
 
 
+def test_two_threads_train_bit_for_bit_too(trained):
+    """By images and a model that are large enough for torch to divide its work."""
+    pixels = np.random.default_rng(0).integers(0, 256, (640, 3, 32, 32), np.uint8)
+    data = ImageSet.from_arrays(pixels, np.arange(640) % 10, name="noise")
+    model = {"image_size": 32, "channels": 3, "num_classes": 10, "dim": 64, "heads": 4, "patch_size": 4}
+    model |= {"patch_embedding": "conv_stem", "stem_channels": (16, 32), "mlp_conv": True, "pool": "attention"}
+    augment = {"randaugment_ops": 2, "rotation": 10, "shrink": 0.75, "shrink_until": 0.5}
+    options = {"optim": {"name": "muon", "batch_size": 128}, "data": {"val_fraction": 0}, "epochs": 1}
+    recipe = tiny_recipe(model=model, augment=augment, **options)
+    torch.set_num_threads(2)
+    try:
+        runs = [trained(recipe, data, name) for name in ("a", "b")]
+        assert trained(recipe, data, "cut", on_step=interrupt_after(3)).results is None
+        runs.append(trained(recipe, data, "cut", resume=True))
+    finally:
+        torch.set_num_threads(1)
+    first, *others = (weights_of(run.folder) for run in runs)
+    assert all(equal(first, other) for other in others)
+
+
 def test_a_batch_is_computed_in_as_many_parts_as_are_asked_for(trained, monkeypatch):
     seen, forward = [], ViT.forward
 

@@ -9,6 +9,7 @@ import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -389,6 +390,14 @@ def test_weights_choose_fine_tuning_and_it_is_said(source):
     assert recipe.optim == read_recipe("finetune").optim and recipe.epochs == 3 and len(data.train) == 1437
     assert recipe.start.probe_first
     assert recipe.optim.layer_decay < 1 and recipe.start.weights == str(source)
+
+
+@pytest.mark.parametrize(("count", "epochs"), [(10, 30), (100, 10), (250, 4), (2000, 3)])
+def test_the_fewer_the_images_the_more_epochs_tune(source, monkeypatch, count, epochs):
+    few = ImageSet.from_arrays(np.zeros((count, 8, 8), np.uint8), np.arange(count) % 2)
+    monkeypatch.setattr(choose, "load", lambda _: few)
+    recipe, *_ = choose_recipe("photos", None, start_settings(str(source), None, None))
+    assert recipe.epochs == epochs
 
 
 def test_a_head_is_not_fitted_first_to_many_images(source, monkeypatch):
