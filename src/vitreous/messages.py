@@ -9,6 +9,13 @@ NO_MEMORY = (  # in torch's messages
 )  # fmt: skip
 
 
+def duration(seconds: float) -> str:
+    """A time in words: 89 s, 89 min, 1.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def lacks_memory(error: Exception) -> bool:
     """Whether an error says that memory has run out; one of an illegal address names memory, too."""
     text = str(error)

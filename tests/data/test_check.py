@@ -7,9 +7,10 @@ from PIL import Image
 
 from vitreous.data import loaders
 from vitreous.data.check import check, leaks, summary
-from vitreous.data.images import ImageSet, groups_of
+from vitreous.data.images import ImageSet, Split, groups_of
 from vitreous.data.loaders import Batches, decode
 from vitreous.data.sources import load
+from vitreous.data.stores import FileImages
 
 
 def balanced(images, **splits):
@@ -49,6 +50,31 @@ def test_an_epoch_chosen_by_few_images_is_told(count, told):
     sentence = f"what is kept is chosen by {count} validation images, which is largely chance: hold out more or "
     assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
     assert check(made, made.train, made.val, val_chooses=False) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("slide{slide:02}_field{i}.tif", True),
+        ("{slide}-2/x{i:03}.png", False),  # a folder's number
+        ("n0144{label}_{i}.png", False),  # one series a class
+        ("{i:05}.png", False),
+        ("{i}a{i}.png", False),  # each its own
+    ],
+)
+def test_names_that_count_series_suggest_groups(tmp_path, name, told):
+    names, labels = [], []
+    for i in range(48):  # slides of four images each, with both classes on them
+        names.append(tmp_path / "ab"[i % 2] / name.format(slide=i // 4, label=i % 2, i=i))
+        labels.append(i % 2)
+    made = ImageSet("x", "x", ("a", "b"), Split(FileImages(names, root=tmp_path), np.array(labels)))
+    findings = check(made, made.train)[:-1]  # the last one: nothing is decoded here
+    assert len(findings) == told
+    if told:
+        assert findings[0].startswith("the names count 12 series, such as slide00_field (4 images): if each shows one")
+        pattern = findings[0].partition("data.group='")[2].partition("'")[0]
+        assert groups_of(made.train.images, pattern).tolist() == [f"slide{i // 4:02}_field" for i in range(48)]
+        assert len(check(made, made.train, group=pattern)) == 1
 
 
 def test_imbalance_and_rare_classes_are_named():

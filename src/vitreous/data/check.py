@@ -1,6 +1,7 @@
 """Checks of a data set before training: copies, leaks, class balance; and its summary."""
 
 import hashlib
+import re
 import unicodedata
 from contextlib import suppress
 from itertools import combinations
@@ -17,6 +18,9 @@ RARE = 10  # images: a class with fewer is worth a note
 DARK = 64  # of 255: the highest 14-bit level in a 16-bit file
 FEW_TO_CHOOSE_BY = 30  # validation images; one of them is more than three points of accuracy
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
+SERIES = r"([^/]*\d[^/]*[^/\d])\d+\.\w+$"  # slide03_field of slide03_field12.tif
+SHORTEST_SERIES = 3  # images
+LISTED = 100_000  # images: the names of more are not looked at
 
 
 def check(
@@ -36,7 +40,7 @@ def check(
         findings.append(f"only the first page of multi-page files is read, such as {stack}")
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
-    findings += _torn(image_set, group) if group is not None else []
+    findings += _torn(image_set, group) if group is not None else _series(image_set)
     if val is not None and val_chooses and len(val) < FEW_TO_CHOOSE_BY:
         findings.append(
             f"what is kept is chosen by {len(val)} validation images, which is largely chance: hold out more or "
@@ -130,6 +134,24 @@ def _torn(image_set: ImageSet, group: str) -> list[str]:
         f"{b} will be too good"
         for (a, b), torn in shared.items()
         if torn
+    ]
+
+
+def _series(image_set: ImageSet) -> list[str]:
+    """Images that are numbered in many series, as fields of slides or frames of films are. Reads only names."""
+    images = image_set.train.images
+    if not isinstance(images, FileImages) or len(images) > LISTED:
+        return []
+    found = [match[1] for name in images.places() if (match := re.search(SERIES, name))]
+    names, counts = np.unique(found, return_counts=True)
+    long = counts >= SHORTEST_SERIES
+    few = long.sum() < 2 * len(image_set.class_names)  # as where each class is one
+    if few or counts[long].sum() < 0.8 * len(images):
+        return []
+    return [
+        f"the names count {long.sum()} series, such as {names[long][0]} ({counts[long][0]} images): if each shows one "
+        f"thing, such as a slide, a patient or a film, keep them together by data.group='{SERIES}', or figures will "
+        "be too good"
     ]
 
 

@@ -73,7 +73,8 @@ def export_run(
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
         packages = ("vitreous", "torch", "pillow", *NEEDED.get(form, ()))
         receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance, **figures}
-        receipt |= {"threads": torch.get_num_threads(), "packages": {name: installed(name) for name in packages}}
+        receipt |= {"sha256": bundle.digest(), "threads": torch.get_num_threads()}
+        receipt["packages"] = {name: installed(name) for name in packages}
         write_json(part / RECEIPT, receipt)
         if form in GRAPHS:
             write_example(part, bundle, after, inputs)

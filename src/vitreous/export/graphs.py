@@ -123,6 +123,7 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
     colour = {1: "gray", 3: "RGB, in this order"}.get(C, f"{C} channels")
     return {
         "producer": f"vitreous {version('vitreous')}",
+        "sha256": bundle.digest(),
         "input": f"{INPUT}: {pixels}",
         "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, 16-bit gray divided by 257",
         "resize": resize,

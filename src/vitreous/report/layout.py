@@ -75,10 +75,3 @@ def shot(pixels: np.ndarray, alt: str, text: str, more: Sequence[str] = ()) -> s
 def confidence_bar(share: float, wrong: bool = False) -> str:
     """The confidence of a prediction, as a bar below it."""
     return f'<div class="sure{" wrong" if wrong else ""}"><i style="width:{share:.1%}"></i></div>'
-
-
-def duration(seconds: float) -> str:
-    """Seconds in human-readable form."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

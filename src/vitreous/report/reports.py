@@ -13,13 +13,14 @@ from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
+from vitreous.messages import duration
 from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.report.answers import answer_sections, fold_results_section, fold_sections, results_section
 from vitreous.report.charts import Line, line_chart
-from vitreous.report.layout import SPLIT_LABELS, Section, duration, facts, gallery, lay_out, scroll, shot
+from vitreous.report.layout import SPLIT_LABELS, Section, facts, gallery, lay_out, scroll, shot
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them

@@ -22,7 +22,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
 from vitreous.files import read_json, write_csv
-from vitreous.messages import shorten
+from vitreous.messages import duration, shorten
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import eval_batch_size, split_logits
@@ -223,11 +223,10 @@ class Job:
         if limit is not None and limit < seconds:
             epochs, seconds = float(f"{limit / (step * self.steps):.3g}"), limit
         shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
-        time_needed = f"{seconds:,.0f} s" if seconds < 180 else f"{seconds / 60:,.0f} min"
         counts = {"epoch": epochs, "step": self.steps}
         epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
         after = ", after the head is fitted" if self.recipe.start.probe_first else ""
-        say(self.console, f"about {time_needed} for {epochs} of {steps}{after}{shown}")
+        say(self.console, f"about {duration(seconds)} for {epochs} of {steps}{after}{shown}")
 
     def train(
         self,

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vitreous.messages import duration
 from vitreous.metrics import NAMES
 from vitreous.recipe import Recipe
 from vitreous.train.engine import is_main
@@ -112,13 +113,13 @@ class Display:
         if state.history and "val_top1" in state.history[-1]:
             figures += f"  val {state.history[-1]['val_top1']:.2%}"
         figures += f"  {memory(self.device)}"
+        done, spent = (state.epoch * self.steps + state.step) / (self.epochs * self.steps), now - self.begun
+        done = max(done, min(spent / self.limit, 1))
         if self.bar:
-            done = (state.epoch * self.steps + state.step) / (self.epochs * self.steps)
-            done = max(done, min((now - self.begun) / self.limit, 1))
             self.bar.update(self.task, completed=done, description=where, figures=figures)
         elif now - self.last_line > 30:
             self.last_line = now
-            say(self.console, f"{where}  {figures}")
+            say(self.console, f"{where}  {figures}  {duration(spent * (1 - done) / done)} left")
 
     def epoch(self, row: dict[str, float], best: bool, last: bool) -> None:
         """Print a lasting line for an epoch's row of `metrics.csv`: for each of 30 epochs, for every tenth of 300, and

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
 from vitreous.files import path_of, read_json, replace_file, write_json
 from vitreous.messages import lacks_memory
+from vitreous.metrics import NAMES, figure_text
 from vitreous.model import ViT
 from vitreous.recipe import Recipe, flat
 from vitreous.train import outcome
@@ -68,6 +70,21 @@ class Run:
     def bundle(self) -> Bundle:
         """The trained model, read from the folder."""
         return Bundle.load(self.folder)
+
+    def _repr_html_(self) -> str:
+        """The figures and plots, by which a notebook shows a run."""
+        from vitreous.page import png
+        from vitreous.report.layout import SPLIT_LABELS, facts
+
+        results, shown = self.results or {}, {"run folder": str(self.folder)}
+        for split, label in (SPLIT_LABELS | {"pooled": "held-out"}).items():
+            for key, value in (results.get(split) or {}).items():
+                if key in NAMES and value is not None:
+                    shown[f"{label} {NAMES[key]}"] = figure_text(key, value)
+        names = ("plots/learning_curves", "plots/confusion_val", "plots/confusion_test", "confusion")
+        files = [self.folder / f"{name}.png" for name in names]
+        plots = [Image.open(file) for file in files if file.is_file()]
+        return facts(shown) + "".join(f'<img src="{png(plot)}" alt="" width="{plot.width // 2}">' for plot in plots)
 
     def __fspath__(self) -> str:
         return str(self.folder)
