@@ -65,14 +65,11 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
         recipe = recipe.with_options("data", source=None)
     if not _known_elsewhere(data["source"]):
         data["source"] = data["name"]
-    if weights := recipe.start.weights:
-        weights = Path(weights).name if Path(weights).is_absolute() else weights
-        recipe = recipe.with_options("start", weights=weights)
-        results = results | {"start": results["start"] | {"weights": weights}}
-    if teacher := recipe.distill.teacher:
-        teacher = Path(teacher).name if Path(teacher).is_absolute() else teacher
-        recipe = recipe.with_options("distill", teacher=teacher)
-        results = results | {"teacher": results["teacher"] | {"weights": teacher}}
+    for section, key, facts in (("start", "weights", "start"), ("distill", "teacher", "teacher")):
+        if place := getattr(getattr(recipe, section), key):
+            place = Path(place).name if Path(place).is_absolute() else place
+            recipe = recipe.with_options(section, **{key: place})
+            results = results | {facts: results[facts] | {"weights": place}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     write_json(folder / "data.json", data)
     write_json(folder / "environment.json", {key: environment[key] for key in ENVIRONMENT})

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.images import ImageSet, groups_if_any
-from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.evaluation import record_of
+from vitreous.evaluation import batches_of, record_of
 from vitreous.files import replace_file
-from vitreous.prediction import Asked, eval_batch_size, forward, precision_for, read_image, split_logits
+from vitreous.prediction import Asked, forward, precision_for, read_image, split_logits
 from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
@@ -62,15 +61,8 @@ def embed_split(
     bundle, options = Bundle.of(run), options or record_of(run)[1]
     where = bundle.to(device)
     data = load(data, skip_broken=skip_broken)
-    batches = Batches(
-        data.split(split),
-        bundle.preprocess,
-        batch_size=eval_batch_size(bundle.model.config),
-        device=where,
-        memory_budget=options.resident_bytes,
-        workers=options.workers,
-        skip_broken=skip_broken or data.skip_broken,
-    )
+    options = options.model_copy(update={"skip_broken": skip_broken or data.skip_broken})
+    batches = batches_of(data.split(split), bundle, where, options)
     features = split_logits(
         bundle.model, batches, bundle.preprocess, precision_for(run, precision, where), features=True
     )

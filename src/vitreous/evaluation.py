@@ -59,6 +59,8 @@ class Judged:
     """(N,), what `data.group` finds for each image; None if it finds nothing."""
     caution: str = ""
     """Why the figures are worth less than they seem, if known."""
+    data: str = ""
+    """The name of the set, if known."""
 
     @cached_property
     def figures(self) -> dict:
@@ -74,6 +76,22 @@ class Judged:
     def scaled(self) -> Tensor:
         """The logits divided by the temperature, (N, K), in float64."""
         return self.logits.double() / self.bundle.temperature
+
+
+def batches_of(
+    split: Split, bundle: Bundle, device: torch.device, options: DataOptions, progress: Progress | None = None
+) -> Batches:
+    """A split as a bundle reads it, kept and streamed as the options say; progress as for `judge`."""
+    return Batches(
+        split,
+        bundle.preprocess,
+        batch_size=eval_batch_size(bundle.model.config),
+        device=device,
+        memory_budget=options.resident_bytes,
+        workers=options.workers,
+        skip_broken=options.skip_broken,
+        progress=progress,
+    )
 
 
 def judge(
@@ -92,16 +110,7 @@ def judge(
     them. progress: gets the images done and the total while they are decoded.
     """
     options = options or DataOptions()
-    batches = Batches(
-        split,
-        bundle.preprocess,
-        batch_size=eval_batch_size(bundle.model.config),
-        device=device,
-        memory_budget=options.resident_bytes,
-        workers=options.workers,
-        skip_broken=options.skip_broken,
-        progress=progress,
-    )
+    batches = batches_of(split, bundle, device, options, progress)
     started = time.monotonic()
     logits = split_logits(bundle.model.to(device), batches, bundle.preprocess, precision)
     seconds = time.monotonic() - started
@@ -209,7 +218,23 @@ def judge_run(
         )
     if caution:
         log.warning("%s", caution)
-    return replace(judged, caution=caution)
+    return replace(judged, caution=caution, data=image_set.name)
+
+
+def record_evaluation(judged: Judged) -> dict:
+    """What `compare` needs besides figures and answers to put a model beside others: for `evaluation.json`."""
+    config, preprocess = judged.bundle.model.config, judged.bundle.preprocess
+    fitted = {"model.image_size": list(config.image_size), "model.channels": config.channels}
+    fitted |= {"data.fit": preprocess.fit, "data.crop_fraction": preprocess.crop_fraction}
+    return {
+        "sha256": judged.bundle.digest(),
+        "params": sum(weight.numel() for weight in judged.bundle.model.parameters()),
+        "recipe": fitted,
+        "data": {
+            "name": judged.data,
+            "hash": {judged.name: digest_of(Split(judged.images, judged.labels.numpy()))},
+        },
+    }
 
 
 def learnt_hashes(run: Trained) -> np.ndarray:

@@ -82,7 +82,7 @@ class Service:
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a missing device is reported now
-        self._alone = Lock()  # because explaining hooks into the model
+        self._alone = Lock()  # because explaining puts the model into evaluation mode, and back
         self._inside = 0
         routes = [
             Route("/", self._ask_page, methods=["GET", "POST"]),

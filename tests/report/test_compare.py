@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import ttest_ind
 from sklearn.metrics import f1_score
-from tiny import tiny_recipe, tiny_set
+from tiny import tiny_recipe, tiny_set, write_images
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
@@ -286,6 +286,23 @@ def test_runs_on_other_images_are_told_apart(vitreous, runs, tmp_path):
     assert differ in (tmp_path / "c.html").read_text() and judged_apart([run, run]) == ""
     assert judged_apart([run, run, read_run(other)]).startswith("Not all were judged on the same test images, so that")
     assert vitreous("compare", runs / "a", other)[1].endswith(f"{differ}\n")
+
+
+def test_models_are_compared_by_what_they_were_asked_later(vitreous, runs, tmp_path):
+    photos = write_images(tmp_path / "new", 6, seed=9)
+    for name in "ab":
+        assert vitreous("evaluate", runs / name, photos, "--out", tmp_path / name, "--device", "cpu")[0] == 0
+    a, b = read_run(tmp_path / "a"), read_run(tmp_path / "b")
+    for run in (a, b):
+        whole = json.loads((tmp_path / run.name / "results.json").read_text())["given"]
+        assert run.results == {"test": whole, "params": read_run(runs / "a").results["params"]} and whole["count"] == 18
+    hits = [sum(hit for hit, _ in run.answered["test"].values()) for run in (a, b)]
+    assert hits == [round(18 * run.figure("test", "top1")) for run in (a, b)]
+    assert against(a, b, "test").startswith(f"{100 * (hits[1] - hits[0]) / 18:+.2f} points (")
+    assert judged_apart([a, b]) == "" and differences([a, b]) == [] and over_seeds([a, b])[0] == []
+    assert judged_apart([a, read_run(runs / "a")]).startswith("They were not judged on the same test images")
+    code, out, _ = vitreous("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c.html")
+    assert code == 0 and "against the first" in out and "2 runs on new." in (tmp_path / "c.html").read_text()
 
 
 def test_names_in_brackets_stand_in_the_tables(runs):

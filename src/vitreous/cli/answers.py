@@ -20,7 +20,8 @@ def evaluate(
         typer.Option(help="test, val or train \\[default: the first of these that there is]."),
     ] = None,
     out: Annotated[
-        Path | None, output("Write results.json, answers.csv, classes.csv and report.html into this folder.")
+        Path | None,
+        output("Write results.json, answers.csv, classes.csv and report.html into this folder, for `compare`, too."),
     ] = None,
     skip_broken: SkipBroken = False,
     arch: Architecture = None,
@@ -31,13 +32,13 @@ def evaluate(
     from rich.console import Console
 
     from vitreous.cli.asked import asked_model
-    from vitreous.evaluation import judge_run, write_answers, write_classes
+    from vitreous.evaluation import judge_run, record_evaluation, write_answers, write_classes
     from vitreous.files import check_folder, check_free, write_json
 
     if out is not None:
         check_folder(out)
-        files = [out / name for name in ("results.json", "answers.csv", "classes.csv", "report.html")]
-        results, answers, classes, report = files
+        names = ("results.json", "evaluation.json", "answers.csv", "classes.csv", "report.html")
+        results, record, answers, classes, report = files = [out / name for name in names]
         check_free(files, results, '"ece_unscaled"')
     model = asked_model(run, arch, revision)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
@@ -54,6 +55,7 @@ def evaluate(
 
         where = pick_device(device)
         write_json(results, {judged.name: judged.figures})
+        write_json(record, record_evaluation(judged))
         write_answers([judged], answers)
         write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
         evaluation_report(

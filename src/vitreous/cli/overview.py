@@ -64,7 +64,10 @@ def summary(
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Finished runs, or shipped names.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Finished runs, shipped names, or folders of `evaluate --out`."),
+    ],
     out: Annotated[Path | None, output("Write the comparison to this HTML file.")] = None,
 ) -> None:
     """Put finished runs beside each other: figures with intervals, cost, and where their recipes differ."""

@@ -1,12 +1,10 @@
 """A forward pass that keeps its intermediate results: attention weights, tokens and pooling, with their gradients."""
 
-from contextlib import ExitStack
-from threading import get_ident
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.model.attention import attention_weights
 from vitreous.model.vit import Pool, ViT
@@ -29,48 +27,26 @@ class OpenPass(NamedTuple):
 def open_pass(model: ViT, images: Tensor) -> OpenPass:
     """Run normalised images (B, C, H, W) through the model, keeping all intermediate results in the graph.
 
-    Attention and pooling are computed as explicit products, equal to the fused ones up to rounding; plain forward
-    passes, in other threads too, are not affected. Under `torch.no_grad` this is `ViT.trace` plus the pooling weights;
-    otherwise gradients of the logits can be taken with respect to every tensor returned, even where the parameters are
-    frozen.
+    Attention and pooling are computed as explicit products, equal to the fused ones up to rounding. Under
+    `torch.no_grad` this is `ViT.trace` plus the pooling weights; otherwise gradients of the logits can be taken with
+    respect to every tensor returned, even where the parameters are frozen.
     """
-    tokens: list[Tensor] = []
-    attention: list[Tensor] = []
-    pool: list[Tensor] = []
-    own = get_ident()
-
-    def attend(module: nn.Module, arguments: tuple, _: Tensor) -> Tensor | None:
-        if get_ident() != own:
-            return None
-        x, rotary, _ = arguments
-        q, k, v = module.split(x, rotary)  # each (B, h, N, d)
-        attention.append(attention_weights(q, k))
-        return module.proj((attention[-1] @ v).transpose(1, 2).flatten(2))
-
-    def read(module: Pool, arguments: tuple, _: Tensor) -> Tensor | None:
-        if get_ident() != own:
-            return None
-        pool.append(pool_weights(module, *arguments))
-        if torch.is_grad_enabled() and not pool[-1].requires_grad:
-            pool[-1].requires_grad_()
-        return (pool[-1] @ arguments[0]).flatten(1)  # (B, R D)
-
-    def enter(module: nn.Module, arguments: tuple) -> None:
-        if get_ident() == own:
-            tokens.append(arguments[0])
-
-    def leave(module: nn.Module, arguments: tuple, output: Tensor) -> None:
-        if get_ident() == own:
-            tokens.append(output)
-
-    with evaluating(model), ExitStack() as hooks:
-        hooks.enter_context(model.blocks[0].register_forward_pre_hook(enter))
-        hooks.enter_context(model.pool.register_forward_hook(read))
+    with evaluating(model):
+        x = model.embed(images.detach().requires_grad_(torch.is_grad_enabled()))
+        tokens, attention = [x], []
         for block in model.blocks:
-            hooks.enter_context(block.attention.register_forward_hook(attend))
-            hooks.enter_context(block.register_forward_hook(leave))
-        logits = model(images.detach().requires_grad_(torch.is_grad_enabled()), whole=True)
-    return OpenPass(tokens, attention, pool[0], logits)
+            q, k, v = block.attention.split(block.norm1(x), model.rotary)  # each (B, h, N, d)
+            attention.append(attention_weights(q, k))
+            x = x + block.scale1(block.attention.proj((attention[-1] @ v).transpose(1, 2).flatten(2)))
+            x = x + block.scale2(block.mlp(block.norm2(x)))
+            tokens.append(x)
+        features = x if model.config.norm_after_pool else model.norm(x)
+        pool = pool_weights(model.pool, features)
+        if torch.is_grad_enabled() and not pool.requires_grad:
+            pool.requires_grad_()
+        y = (pool @ features).flatten(1)  # (B, R D)
+        logits = model.head(model.norm(y) if model.config.norm_after_pool else y)
+    return OpenPass(tokens, attention, pool, logits)
 
 
 def pool_weights(pool: Pool, x: Tensor) -> Tensor:

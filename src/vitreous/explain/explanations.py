@@ -182,8 +182,7 @@ def explain(
             others = None if other is None else torch.full_like(targets, other)
             if chosen is None and others is not None:
                 targets = torch.where(targets == others, top.indices[:, 1], targets)
-            by_head = [through(row, weights) for weights in seen.attention[shown - 1].unbind(1)]
-            heads = torch.stack(by_head, dim=1)  # (B, h, N)
+            heads = through(row[:, None], seen.attention[shown - 1])  # (B, h, N)
             elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
             flow = rollout(seen.attention, row)
             del seen  # its attention weights make room for those of another pass

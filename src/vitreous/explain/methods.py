@@ -139,8 +139,8 @@ def grad_cam(tokens: Tensor, gradient: Tensor, prefix: int) -> Tensor:
 
 
 def through(row: Tensor, matrix: Tensor) -> Tensor:
-    """Propagate a row of weights down one step: (B, N) times (B, N, N)."""
-    return (row[:, None] @ matrix).squeeze(1)
+    """Propagate a row of weights down one step: (..., N) times (..., N, N)."""
+    return (row.unsqueeze(-2) @ matrix).squeeze(-2)
 
 
 def to_share(maps: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
         _tokens(model, seen.tokens[0]),
     ]
     for depth, weights in enumerate(seen.attention, start=1):
-        heads = torch.cat([through(row, head) for head in weights.unbind(1)])  # (h, N)
+        heads = through(row[:, None], weights)[0]  # (h, N)
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))

@@ -163,17 +163,16 @@ class ViT(nn.Module):
         self._init_weights()
         self.reset_head(config.num_classes)
 
-    def forward(self, images: Tensor, whole: bool = False) -> Tensor:
-        """whole: compute also what the head does not read, see `features`; the logits are the same."""
-        return self.head(self.features(images, whole))
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images))
 
-    def features(self, images: Tensor, whole: bool = False) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         """The head's input, (B, pooled_dim).
 
-        Where the head reads the class token alone, the last block computes no other token's output unless `whole`.
+        Where the head reads the class token alone, the last block computes no other token's output.
         """
         alone = self.config.pool == "cls" and not self.config.mlp_conv  # whose convolution needs the patches
-        return self.pooled(self.forward_features(images, 1 if alone and not whole else None))
+        return self.pooled(self.forward_features(images, 1 if alone else None))
 
     def forward_features(self, images: Tensor, wanted: int | None = None) -> Tensor:
         """The tokens after the last block and, unless it follows the pool, the final norm: -> (B, N, D).

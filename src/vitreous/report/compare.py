@@ -37,12 +37,12 @@ AGAINST = "  against the first"  # the name of the rows with p-values
 
 @dataclass(frozen=True)
 class Finished:
-    """The contents of a run folder."""
+    """The contents of a run folder, or of the folder of an evaluation, whose images count as test images."""
 
     name: str
     results: dict[str, Any]
     recipe: dict[str, Any]
-    """Under dotted keys."""
+    """Under dotted keys; of an evaluation only those of `FITTED`."""
     data: dict[str, Any]
     history: list[dict[str, float]]
     """Rows of `metrics.csv`; none for a shipped model."""
@@ -57,10 +57,11 @@ class Finished:
         times = Counter()
         if self.answers.exists():
             for row in read_csv(self.answers, ("split", "image", "class", "answer")):
-                image = row["split"], row["image"], row["class"]
+                split = row["split"] if "seed" in self.recipe else "test"
+                image = split, row["image"], row["class"]
                 times[image] += 1
                 answer = row["answer"] == row["class"], row.get("group", "")
-                splits.setdefault(row["split"], {})[*image[1:], times[image]] = answer
+                splits.setdefault(split, {})[*image[1:], times[image]] = answer
         return splits
 
     def figure(self, split: str, key: str) -> float | None:
@@ -68,8 +69,11 @@ class Finished:
 
 
 def read_run(run: os.PathLike[str] | str) -> Finished:
-    """Read a finished run or cross-validation by its folder, or a shipped name. Raises ValueError for anything else."""
+    """Read a finished run, cross-validation or evaluation by its folder, or a shipped name. Raises ValueError for
+    anything else."""
     folder = find_record(run) or path_of(run)
+    if (folder / "evaluation.json").is_file():
+        return _evaluation(folder, os.fspath(run).rstrip("/"))
     cross = (folder / "fold-1").is_dir()
     files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
     missing = [name for name in files if not (folder / name).is_file()]
@@ -88,6 +92,20 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
         recipe=flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json")),
         data=data,
         history=read_history(folder),
+        answers=folder / "answers.csv",
+    )
+
+
+def _evaluation(folder: Path, name: str) -> Finished:
+    """What `vitreous evaluate --out` has left in a folder."""
+    record, results = read_json(folder / "evaluation.json"), read_json(folder / "results.json")
+    (judged,), (digest,) = results.values(), record["data"]["hash"].values()
+    return Finished(
+        name=name,
+        results={"test": judged, "params": record["params"]},
+        recipe=record["recipe"],
+        data={"name": record["data"]["name"], "hash": {"test": digest}},
+        history=[],
         answers=folder / "answers.csv",
     )
 
@@ -154,7 +172,7 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
-    if "by_fold" in run.results and run.recipe["data.group"] != first.recipe["data.group"]:
+    if "by_fold" in run.results and run.recipe["data.group"] != first.recipe.get("data.group"):
         return "folds cut by other groups"
     ours, theirs = first.answered.get(split), run.answered.get(split)
     if not ours or not theirs:
@@ -197,7 +215,7 @@ def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, lis
     difference of means is Welch's (1947), over newly drawn seeds.
     """
     by_recipe: dict[str, dict[int, Finished]] = {}
-    for run in runs:
+    for run in (run for run in runs if "seed" in run.recipe):
         cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed determines, too
         same = by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), {})
         same.setdefault(run.recipe["seed"], run)

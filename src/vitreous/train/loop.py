@@ -39,8 +39,8 @@ class State:
     saved: int = 0
     """Epochs completed at the last checkpoint: if there is one, `--finish` can judge it."""
     step: int = 0
-    """Steps done in the current epoch. `loss`, `correct` and `images` are sums over these steps and all processes: of
-    the images' losses, of the correct answers, and of the images."""
+    """Steps done in the current epoch. `images` is the sum over these steps and all processes; so are `loss` and
+    `correct`, of the images' losses and of the correct answers, when it is saved."""
     loss: float = 0.0
     correct: float = 0.0
     images: int = 0
@@ -127,7 +127,7 @@ def train_loop(
     teacher: its answers to the same views are learnt beside the labels.
 
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
-    generator. Raises FloatingPointError, naming the step, when the loss is not finite. Between two reports nothing
+    generator. Raises FloatingPointError when the loss or the weights are no longer finite. Between two reports nothing
     waits for the device, so the host runs ahead of a GPU. Float16 is the exception: gradients are scaled so that small
     ones are not lost, and each step waits to check them for overflow, and is skipped if there is any.
 
@@ -174,10 +174,10 @@ def train_loop(
             totals += sums
             set_rates(optimizers, rate_factor(optim, progress * total, total))
             if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
-                raise FloatingPointError(
-                    f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they "
-                    f"are scaled: {AGAIN}precision=float32{KEPT * (state.saved > 0)}"
+                said = (
+                    f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they"
                 )
+                raise _broken(f"{said} are scaled", state, "precision=float32")
             if average is not None:
                 average.update(done)
 
@@ -202,10 +202,7 @@ def train_loop(
             if save:
                 _add_time(state, started, begun)
                 state.loss, state.correct = whole.tolist()
-                _check_weights(judged, state)
-                state.saved = state.epoch
-                hooks.save()
-                last_save = started = time.monotonic()
+                last_save = started = _save(judged, state, hooks)
                 if stop:
                     return False
             if last:
@@ -240,14 +237,11 @@ def train_loop(
 
         stop, unsaved = engine.max(hooks.stop_requested(), time.monotonic() - last_save)
         over = bool(stop_reason(state, recipe))
+        if over and val is None:
+            state.best_epoch = state.epoch
+            hooks.keep(judged)
         if stop or over or unsaved > CHECKPOINT_SECONDS:
-            _check_weights(judged, state)
-            if over and val is None:
-                state.best_epoch = state.epoch
-                hooks.keep(judged)
-            state.saved = state.epoch
-            hooks.save()
-            last_save = time.monotonic()
+            last_save = _save(judged, state, hooks)
         if stop and not over:
             return False
     return True
@@ -316,15 +310,20 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
 
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
-        said = f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}"
-        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.saved > 0)}")
+        raise _broken(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}", state)
 
 
-def _check_weights(model: nn.Module, state: State) -> None:
-    """The loss is of the weights before the last update: this is for those after it, which are to be saved."""
+def _save(model: nn.Module, state: State, hooks: Hooks) -> float:
+    """Save everything, and return the time. The last update is not in the loss yet: raises if it broke the weights."""
     if broken := not_finite(model.state_dict()):
-        said = f"the last step broke the weights, of which '{broken}' is not finite"
-        raise FloatingPointError(f"{said}: {AGAIN}optim.clip{KEPT * (state.saved > 0)}")
+        raise _broken(f"the last step broke the weights, of which '{broken}' is not finite", state)
+    state.saved = state.epoch
+    hooks.save()
+    return time.monotonic()
+
+
+def _broken(said: str, state: State, instead: str = "optim.clip") -> FloatingPointError:
+    return FloatingPointError(f"{said}: {AGAIN}{instead}{KEPT * (state.saved > 0)}")
 
 
 def stop_reason(state: State, recipe: Recipe) -> str:
