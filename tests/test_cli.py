@@ -342,6 +342,15 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(vitreous, work, tmp_pa
     assert all(hint.__metadata__[0].parser("~/new") == tmp_path / "new" for hint in places)
 
 
+def test_the_attention_of_a_patch_is_asked_for_by_row_and_column(vitreous, tmp_path):
+    image = "photos/test/bee/001.png"
+    assert vitreous("explain", "run", image, "--patch", "2, 1", "--out", tmp_path)[0] == 0
+    assert json.loads((tmp_path / "001-patch-2-1.json").read_text())["patch"] == [2, 1]
+    for wrong in ("3", "1,2,3", "a,b", "-1,2"):
+        code, _, err = vitreous("explain", "run", image, f"--patch={wrong}", "--out", tmp_path)
+        assert (code, err) == (2, f"vitreous: --patch is '{wrong}': give a row and a column, such as 3,5\n")
+
+
 def test_images_of_the_runs_own_data_are_asked_about_by_their_row(vitreous, work, tmp_path):
     code, out, _ = vitreous("predict", "run", "photos/test/bee/001.png", "test:5")  # ant has 4
     lines = out.splitlines()

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from tiny import CLASSES, tiny_bundle, write_images
@@ -99,6 +100,31 @@ def test_head_attention_is_that_of_the_class_token(files):
     assert explained.layer == 1
     elsewhere = trace.attention[0][0, :, 0, 0]  # the class token's attention to itself
     np.testing.assert_allclose(explained.attention_elsewhere, elsewhere, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_the_attention_of_one_patch_is_shown(files, tmp_path, monkeypatch, pool):
+    bundle = tiny_bundle(pool=pool, depth=2)
+    rows, columns = bundle.model.grid
+    (e,) = explain(bundle, files[:1], patch=(2, 1), method="attention", layer=1, head=2, device="cpu")
+    with torch.no_grad():
+        weights = bundle.model.trace(bundle.preprocess.normalise(torch.from_numpy(e.pixels)[None])).attention[0][0]
+    prefix = bundle.model.config.prefix
+    seen = weights[:, prefix + columns, prefix:]  # of the patch in the second row, first column
+    np.testing.assert_allclose(e.attention.reshape(2, -1), seen / seen.sum(dim=1, keepdim=True), atol=1e-6)
+    np.testing.assert_allclose(e.attention_elsewhere, weights[:, prefix + columns, :prefix].sum(dim=1), atol=1e-6)
+    np.testing.assert_allclose(e.map, e.attention[1], atol=1e-6)
+    outlined, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda self, *given, **more: outlined.append(given) or plot(self, *given, **more))
+    e.save(tmp_path / "x")
+    assert json.loads((tmp_path / "x.json").read_text())["patch"] == [2, 1]
+    P, Q = bundle.model.config.patch_size
+    corners = ([-0.5, Q - 0.5, Q - 0.5, -0.5, -0.5], [P - 0.5, P - 0.5, 2 * P - 0.5, 2 * P - 0.5, P - 0.5])
+    assert outlined == [corners] * 2  # in the image, and in the map of the one head that is asked for
+    with pytest.raises(
+        ValueError, match=rf"^patch 2,{columns + 1} is not there: give a row of 1 to {rows}, a column of"
+    ):
+        explain(bundle, files[:1], patch=(2, columns + 1), device="cpu")
 
 
 def test_an_empty_image_is_asked_about_at_the_bundles_temperature(files):

@@ -1,5 +1,6 @@
 """Seeing through a model: `vitreous explain`, `look`, `walk`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,10 @@ def explain(
         ),
     ] = None,
     head: Annotated[int | None, typer.Option(help="Show this head alone, from 1.")] = None,
+    patch: Annotated[
+        str | None,
+        typer.Option(metavar="ROW,COLUMN", help="Show the attention of this patch, from 1,1, not of what is read."),
+    ] = None,
     curves: Annotated[bool, typer.Option("--curves", help="Measure deletion and insertion of each image.")] = False,
     arch: Architecture = None,
     revision: Revision = None,
@@ -43,6 +48,7 @@ def explain(
     from vitreous.weights import Bundle
 
     check_folder(out)
+    place = None if patch is None else _row_and_column(patch)
     model = asked_model(run, arch, revision)
     bundle, asked = Bundle.of(model), list(dict.fromkeys(asked_images(model, images)))
     sha256 = bundle.digest()
@@ -52,17 +58,24 @@ def explain(
     check_outside_data(out, model)
     names = list(map(image_name, asked))
     by = None if method == DEFAULT else method
-    question = {"of": target, "against": against, "by": by, "block": layer, "head": head}
+    question = {"of": target, "against": against, "by": by, "block": layer, "head": head, "patch": patch}
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
     stem_of = dict(zip(names, stems(names, out, ending, sha256), strict=True))
     broken: list = []
-    options = {"method": method or DEFAULT, "target": target, "against": against, "layer": layer, "head": head}
+    options = {"method": method or DEFAULT, "target": target, "against": against}
+    options |= {"layer": layer, "head": head, "patch": place}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
         explanation.save(stem, sha256)
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
     report_broken(broken)
+
+
+def _row_and_column(text: str) -> tuple[int, int]:
+    if not (found := re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text)):
+        raise ValueError(f"--patch is '{text}': give a row and a column, such as 3,5")
+    return int(found[1]), int(found[2])
 
 
 def look(

@@ -65,8 +65,11 @@ class Explanation:
     """(rows, columns), by `method`."""
     rollout: np.ndarray
     """(rows, columns)."""
+    patch: tuple[int, int] | None
+    """The row and column, from 1, of the patch whose attention is shown, if requested."""
     attention: np.ndarray
-    """(h, rows, columns): what the class token, or the pooled patches, attend to in block `layer`, head by head."""
+    """(h, rows, columns): what the class token, the pooled patches or `patch` attend to in block `layer`, head by
+    head."""
     attention_elsewhere: np.ndarray
     """(h,): the share of this attention that goes to class token and registers, and is left out of the maps."""
     curves: Curves | None
@@ -78,7 +81,7 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the figure."""
         said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
-        content = {key: getattr(self, key) for key in (*said, "empty_probability", "method", "layer", "head")}
+        content = {key: getattr(self, key) for key in (*said, "empty_probability", "method", "layer", "head", "patch")}
         maps = ("map", "rollout", "attention", "attention_elsewhere")
         content |= {key: getattr(self, key).astype(float).round(6).tolist() for key in maps}
         if self.curves is not None:
@@ -127,6 +130,7 @@ class Explanation:
             maps={method: self.map, **other},
             heads=heads if self.head is None else {self.head: heads[self.head]},
             layer=self.layer,
+            patch=self.patch,
             curves=curves,
             path=stem.with_name(stem.name + ".png"),
         )
@@ -147,6 +151,7 @@ def explain(
     against: str | None = None,
     layer: int | None = None,
     head: int | None = None,
+    patch: tuple[int, int] | None = None,
     curves: bool = False,
     device: str = "auto",
     broken: list[BrokenImage] | None = None,
@@ -155,12 +160,17 @@ def explain(
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
     image, other than `against`). against: the name of a class to contrast the target with. layer and head, counted from
-    1: as for `explanation_maps`; layer also selects the block whose attention is shown. curves: measure deletion and
-    insertion. Raises ValueError for an unknown method, class, layer or head.
+    1: as for `explanation_maps`; layer also selects the block whose attention is shown. patch: row and column, from 1,
+    of the patch whose attention is shown, in place of what is read for the answer. curves: measure deletion and
+    insertion. Raises ValueError for an unknown method, class, layer, head or patch.
     """
     bundle = Bundle.of(run)
-    where = bundle.to(device)
+    where, (rows, columns) = bundle.to(device), bundle.model.grid
     check_choice(bundle.model, method, layer, head, against is not None)
+    if patch is not None and not (1 <= patch[0] <= rows and 1 <= patch[1] <= columns):
+        raise ValueError(
+            f"patch {patch[0]},{patch[1]} is not there: give a row of 1 to {rows}, a column of 1 to {columns}"
+        )
     chosen, other = (None if name is None else class_index(name, bundle.class_names) for name in (target, against))
     if other is not None and (chosen == other or len(bundle.class_names) == 1):
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
@@ -182,11 +192,18 @@ def explain(
             others = None if other is None else torch.full_like(targets, other)
             if chosen is None and others is not None:
                 targets = torch.where(targets == others, top.indices[:, 1], targets)
-            heads = through(row[:, None], seen.attention[shown - 1])  # (B, h, N)
+            from_here = row
+            if patch is not None:
+                from_here = torch.zeros_like(row)
+                from_here[:, config.prefix + (patch[0] - 1) * columns + patch[1] - 1] = 1
+            heads = through(from_here[:, None], seen.attention[shown - 1])  # (B, h, N)
             elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
             flow = rollout(seen.attention, row)
             del seen  # its attention weights make room for those of another pass
-            maps = explanation_maps(model, x, method, targets, layer, head, others)
+            if method == "attention":
+                maps = patch_map(heads.mean(dim=1) if head is None else heads[:, head - 1], model)
+            else:
+                maps = explanation_maps(model, x, method, targets, layer, head, others)
 
             heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
             measured = random = None
@@ -207,6 +224,7 @@ def explain(
                     method=method,
                     layer=shown,
                     head=head,
+                    patch=patch,
                     map=host_maps[i],
                     rollout=flow[i],
                     attention=heads[i],

@@ -27,6 +27,7 @@ def explanation(
     maps: Mapping[str, np.ndarray],
     heads: Mapping[int, tuple[np.ndarray, float]],
     layer: int,
+    patch: tuple[int, int] | None,
     curves: Mapping[str, Sequence[np.ndarray]] | None,
     path: Path,
 ) -> None:
@@ -35,8 +36,8 @@ def explanation(
     method depends on the class.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
-    number, as a map and the share of attention that is not in it. curves: deletion and insertion, each (shares,
-    probabilities, those of random orders).
+    number, as a map and the share of attention that is not in it; patch: row and column, from 1, of the one whose it
+    is, if it is one's. curves: deletion and insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     asked = f"speaks for {_short(target)} ({bars[target]:.1%})" if of_class else "the model looks at, for any class"
@@ -45,8 +46,10 @@ def explanation(
     upper, lower = figure.subfigures(2, 1)
     axes, *map_axes = upper.subplots(1, 1 + len(maps))
     show(axes, image)
-    for axis, patch, side in ((axes.yaxis, patch_size[0], image.shape[1]), (axes.xaxis, patch_size[1], image.shape[2])):
-        axis.set_ticks(np.arange(patch, side, patch) - 0.5, labels=[])
+    if patch is not None:
+        _outline(axes, patch, patch_size)
+    for axis, step, side in ((axes.yaxis, patch_size[0], image.shape[1]), (axes.xaxis, patch_size[1], image.shape[2])):
+        axis.set_ticks(np.arange(step, side, step) - 0.5, labels=[])
         axis.set_tick_params(length=0)
     axes.grid(color="#888888", linewidth=0.5)
     axes.set_title(f"{image.shape[1]} x {image.shape[2]} pixels, patches {patch_size[0]} x {patch_size[1]}", fontsize=9)
@@ -63,15 +66,30 @@ def explanation(
     small = next(cells)
     outside = any(share for _, share in heads.values())
     shares = "share of the brightest patch" + (" + of class token and registers" if outside else "")
-    small.suptitle(f"attention of block {layer}, head by head\n({shares})", fontsize=9)
+    of = "" if patch is None else f" of patch {patch[0]},{patch[1]}"
+    small.suptitle(f"attention{of} in block {layer}, head by head\n({shares})", fontsize=9)
     rows = max(1, round((len(heads) / (2 if curves is None else 1)) ** 0.5))
     for axes in small.subplots(rows, math.ceil(len(heads) / rows), squeeze=False).flat:
         axes.axis("off")
     for axes, (number, (values, elsewhere)) in zip(small.axes, heads.items(), strict=False):
-        axes.imshow(overlay(image, values), interpolation="nearest")
+        axes.imshow(overlay(image, values), interpolation="nearest", extent=_extent(image))
+        if patch is not None:
+            _outline(axes, patch, patch_size)
         brightest = f"{number}: {values.max() * (1 - elsewhere):.0%}"
         axes.set_title(brightest + (f" + {elsewhere:.0%}" if outside else ""), fontsize=7, pad=2)
     save(figure, path)
+
+
+def _extent(image: np.ndarray) -> tuple[float, float, float, float]:
+    """Where the pixels of an image (C, H, W) lie in a plot, enlarged or not: left, right, bottom, top."""
+    return -0.5, image.shape[2] - 0.5, image.shape[1] - 0.5, -0.5
+
+
+def _outline(axes: Axes, patch: tuple[int, int], patch_size: tuple[int, int]) -> None:
+    """Mark a patch, by its row and column from 1, in a plot of an image's pixels."""
+    bottom, right = (number * side - 0.5 for number, side in zip(patch, patch_size, strict=True))
+    top, left = bottom - patch_size[0], right - patch_size[1]
+    axes.plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="#ff00aa", linewidth=1.5)
 
 
 def overlay(image: np.ndarray, values: np.ndarray, side: int = 224) -> np.ndarray:
