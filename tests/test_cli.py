@@ -427,6 +427,10 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
         assert all(f"/{row['class']}/" in row["image"] for row in rows)
         assert all(row["probability"] == row["probability_of_class"] for row in right)
+        assert all(row["probability_of_class"] == row[f"probability:{row['class']}"] for row in rows)
+        assert all(
+            sum(float(row[f"probability:{name}"]) for name in CLASSES) == pytest.approx(1, abs=1e-5) for row in rows
+        )
         wrong = [row for row in rows if row not in right]
         assert wrong and all(float(row["probability"]) > float(row["probability_of_class"]) for row in wrong)
     assert figures["train"]["count"] == 27

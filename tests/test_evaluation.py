@@ -1,5 +1,6 @@
 """Figures of a model on a split: the right images with the right labels, by class name."""
 
+import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from vitreous import evaluation
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate, judge, judge_run, own_data, write_classes
+from vitreous.evaluation import evaluate, judge, judge_run, own_data, write_answers, write_classes
 from vitreous.metrics import classification_metrics
 from vitreous.train.run import fit
 
@@ -304,6 +305,17 @@ def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, 
     recipe = tiny_recipe(epochs=1, data={"source": "photos", "skip_broken": True, "val_fraction": 0.25})
     run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12
+
+
+@pytest.mark.parametrize(("classes", "more"), [(20, 20), (21, 0)])
+def test_of_many_classes_the_probability_of_each_is_left_out(tmp_path, classes, more):
+    bundle = tiny_bundle(classes=tuple(map(str, range(classes))))
+    judged = judge(bundle, ImageSet.from_arrays(*stripes(6)).train, device=torch.device("cpu"), precision="float32")
+    write_answers([judged], bundle.class_names, tmp_path / "answers.csv")
+    with (tmp_path / "answers.csv").open() as file:
+        head, *lines = csv.reader(file)
+    assert len(lines) == 6 and {len(line) for line in (head, *lines)} == {8 + more}
+    assert head[8:] == [f"probability:{k}" for k in range(more)]
 
 
 def test_a_share_of_nothing_is_left_empty(tmp_path):

@@ -35,6 +35,7 @@ from vitreous.weights.bundle import Trained, find_record
 log = logging.getLogger("vitreous")
 
 ANSWER = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
+EACH = 20  # classes up to which each one's probability is written, too
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: what `learnt_hashes` reads, if its images were decoded
 
 
@@ -139,19 +140,26 @@ def pooled_figures(parts: Sequence[Judged]) -> dict:
     return figures | group_figures(right, np.concatenate([part.groups for part in parts]))
 
 
-def write_answers(parts: Iterable[Judged], path: Path) -> None:
+def write_answers(parts: Iterable[Judged], class_names: Sequence[str], path: Path) -> None:
     """One line per image, of `answer_lines`."""
-    write_csv(path, ANSWER, (line for judged in parts for line in answer_lines(judged)))
+    write_csv(path, answer_head(class_names), (line for judged in parts for line in answer_lines(judged)))
+
+
+def answer_head(class_names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of `answer_lines`: those of `ANSWER` and, unless there are many classes, the probability of each."""
+    return (*ANSWER, *(f"probability:{name}" for name in class_names if len(class_names) <= EACH))
 
 
 def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
-    """The columns `ANSWER` of each image: its location, and the probabilities of answer and class, are among them."""
+    """Each image's columns: its location, and the probabilities of answer and class, are among them."""
     probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
         shares = [f"{probabilities[i, k]:.6g}" for k in (answer, label)]
         group = "" if judged.groups is None else judged.groups[i]
-        yield judged.name, judged.rows[i], judged.images.describe(i), names[label], names[answer], *shares, group
+        each = [f"{share:.6g}" for share in probabilities[i]] if len(names) <= EACH else []
+        where = judged.name, judged.rows[i], judged.images.describe(i)
+        yield *where, names[label], names[answer], *shares, group, *each
 
 
 def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], path: Path) -> None:

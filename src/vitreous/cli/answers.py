@@ -56,7 +56,7 @@ def evaluate(
         where = pick_device(device)
         write_json(results, {judged.name: judged.figures})
         write_json(record, record_evaluation(judged))
-        write_answers([judged], answers)
+        write_answers([judged], judged.bundle.class_names, answers)
         write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
         evaluation_report(
             report,

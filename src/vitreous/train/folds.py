@@ -12,7 +12,7 @@ from rich.console import Console
 from vitreous.data.check import differs
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
-from vitreous.evaluation import ANSWER, answer_lines, judge, pooled_figures, write_classes
+from vitreous.evaluation import answer_head, answer_lines, judge, pooled_figures, write_classes
 from vitreous.files import path_of, read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe, read_recipe
@@ -126,7 +126,7 @@ def conclude(
             )
         )
     lines = ((k, *line) for k, part in enumerate(parts, start=1) for line in answer_lines(replace(part, name="test")))
-    write_csv(folder / ANSWERS, ("fold", *ANSWER), lines)
+    write_csv(folder / ANSWERS, ("fold", *answer_head(data.class_names)), lines)
     counts = sum(part.confusion for part in parts)
     write_classes({"test": counts}, data.class_names, folder / CLASSES)
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}

@@ -70,7 +70,7 @@ def finish(job: Job) -> dict[str, Any]:
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
     job.write_history()  # the file may have more or fewer rows, if a process was killed
-    write_answers(judged.values(), job.folder / ANSWERS)
+    write_answers(judged.values(), bundle.class_names, job.folder / ANSWERS)
     counts = {name: answers.confusion for name, answers in judged.items()}
     write_classes(counts, bundle.class_names, job.folder / CLASSES)
     if job.pictures:
