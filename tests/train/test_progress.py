@@ -32,6 +32,7 @@ def test_what_a_pass_had_seen_before_is_not_counted_as_speed(monkeypatch):
     display = progress.Display(console, Recipe(epochs=2), 500, torch.device("cpu"), state)
     display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
     assert "epoch 1/2 step 320/500  20 images/s" in text.getvalue()
+    assert text.getvalue().endswith("  85 s left\n")  # after 40 s and 320 of 1,000 steps
 
 
 def test_the_bar_is_full_when_the_time_is_up(monkeypatch):

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -1614,6 +1615,19 @@ def test_the_figures_are_those_of_the_kept_weights(finished):
     for split in ("val", "test"):
         assert evaluate(run.folder, data, split=split, precision="float32") == run.results[split]
         assert evaluate(run.bundle, data, split=split, precision="float32") == run.results[split]
+
+
+def test_a_notebook_shows_figures_and_plots(finished, tmp_path):
+    run, _ = finished
+    shutil.copytree(run.folder, tmp_path / "run")
+    (tmp_path / "run" / "plots").mkdir(exist_ok=True)
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "run" / "plots" / "confusion_test.png")
+    html = Run.load(tmp_path / "run")._repr_html_()
+    assert f'<th scope="row">test top-1</th><td>{run.results["test"]["top1"]:.2%}</td>' in html
+    assert "validation loss" in html and html.count("<img src=") == 1 and 'width="20"' in html
+    pooled = Run(tmp_path / "cv", {"folds": 3, "pooled": {"top1": 0.5}})._repr_html_()
+    assert '<th scope="row">held-out top-1</th><td>50.00%</td>' in pooled and "<img" not in pooled
+    assert Run(tmp_path / "cut")._repr_html_().count("<tr>") == 1
 
 
 # --- it fails ---

@@ -74,10 +74,10 @@ class Run:
     def _repr_html_(self) -> str:
         """The figures and plots, by which a notebook shows a run."""
         from vitreous.page import png
-        from vitreous.report.layout import SPLIT_LABELS, facts
+        from vitreous.report.layout import facts
 
         results, shown = self.results or {}, {"run folder": str(self.folder)}
-        for split, label in (SPLIT_LABELS | {"pooled": "held-out"}).items():
+        for split, label in {"val": "validation", "test": "test", "pooled": "held-out"}.items():
             for key, value in (results.get(split) or {}).items():
                 if key in NAMES and value is not None:
                     shown[f"{label} {NAMES[key]}"] = figure_text(key, value)
