@@ -179,6 +179,18 @@ def test_levels_outside_the_range_of_their_kind_are_refused(value, kind):
         gray().fit_image(deep(value, kind))
 
 
+@pytest.mark.parametrize(("kind", "white"), [(np.uint16, 4095), (np.int32, 70000), (np.float32, 7.5)])
+def test_the_level_that_is_white_may_be_given(kind, white):
+    levels = np.array([[0, white / 5, white, 1.1 * white]]).astype(kind)
+    seen = gray(size=(1, 4), white=white).fit_image(Image.fromarray(levels))
+    assert seen.ravel().tolist() == [0, 51, 255, 255]  # a speck above it, too
+    assert gray(size=(1, 4), white=white).fit_image(Image.fromarray(np.full((1, 4), 51, np.uint8))).max() == 51
+    with pytest.raises(ValueError, match=rf"^gray levels -1\.\.1 are outside 0\.\.{white}: scale all"):
+        gray(white=white).fit_image(
+            Image.fromarray(np.array([[-1, 1]]).astype(kind if kind is not np.uint16 else np.int32))
+        )
+
+
 @pytest.mark.parametrize(("kind", "peak"), [(np.uint16, 65535), (np.float32, 1)])
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_a_tiff_whose_white_is_zero_is_read_as_it_looks(kind, peak, orientation):

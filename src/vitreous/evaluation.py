@@ -233,7 +233,7 @@ def record_evaluation(judged: Judged) -> dict:
     """What `compare` needs besides figures and answers to put a model beside others: for `evaluation.json`."""
     config, preprocess = judged.bundle.model.config, judged.bundle.preprocess
     fitted = {"model.image_size": list(config.image_size), "model.channels": config.channels}
-    fitted |= {"data.fit": preprocess.fit, "data.crop_fraction": preprocess.crop_fraction}
+    fitted |= {f"data.{key}": getattr(preprocess, key) for key in ("fit", "crop_fraction", "white")}
     return {
         "sha256": judged.bundle.digest(),
         "params": sum(weight.numel() for weight in judged.bundle.model.parameters()),

@@ -51,6 +51,9 @@ class Preprocess(BaseModel):
     """`crop` resizes the shorter side and cuts out the centre; `squash` ignores the aspect ratio."""
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Side of the centre that is cut out, as a share of the resized side: 0.875 resizes to 256 to cut out 224."""
+    white: Annotated[float, Field(gt=0)] | None = None
+    """The level that is white, as all above it, in gray pictures of more than 8 bits: by default 65535, of floats 1,
+    and none may be above it."""
 
     @model_validator(mode="after")
     def _check_statistics(self) -> "Preprocess":
@@ -75,7 +78,7 @@ class Preprocess(BaseModel):
         """Bring a picture to the model's size: uint8 (C, H, W)."""
         if self.channels not in (1, 3):
             raise ValueError(f"a picture has 1 or 3 channels, not {self.channels}: pass uint8 arrays instead")
-        pixels = np.asarray(self._resize(_plain(image, "L" if self.channels == 1 else "RGB")))
+        pixels = np.asarray(self._resize(_plain(image, "L" if self.channels == 1 else "RGB", self.white)))
         return np.ascontiguousarray(pixels.reshape(*self.image_size, -1).transpose(2, 0, 1))  # (C, H, W)
 
     def fit_array(self, array: np.ndarray) -> np.ndarray:
@@ -149,14 +152,17 @@ def channel_statistics(parts: Iterable[np.ndarray]) -> tuple[tuple[float, ...], 
     return tuple(mean.tolist()), tuple(np.where((counts > 0).sum(axis=1) == 1, 1.0, std).tolist())
 
 
-def _plain(image: Image.Image, mode: str) -> Image.Image:
-    """Convert any picture to an upright "L" or "RGB" one, with transparency composited on white."""
+def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
+    """Convert any picture to an upright "L" or "RGB" one, with transparency composited on white.
+
+    white: the level that is white in one of more than 8 bits, as `Preprocess` has it.
+    """
     image.load()
     negative = image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # white is 0: Pillow inverts 8 bits alone
     if (turn := UPRIGHT.get(orientation(image))) is not None:
         image = image.transpose(turn)
     if image.mode == "F" or image.mode.startswith("I"):
-        levels = _to_bytes(image)
+        levels = _to_bytes(image, white)
         return Image.fromarray(255 - levels if negative else levels).convert(mode)
     if image.has_transparency_data:
         if image.mode == "La":
@@ -176,14 +182,19 @@ def orientation(image: Image.Image) -> int:
         return 1
 
 
-def _to_bytes(image: Image.Image) -> np.ndarray:
-    """Scale a high bit depth gray picture to uint8: integers are 16-bit, floats in 0..1.
+def _to_bytes(image: Image.Image, white: float | None) -> np.ndarray:
+    """Scale a high bit depth gray picture to uint8.
 
     The scale does not depend on the content, or a dark picture would become as bright as others.
     """
-    levels = np.asarray(image).astype(np.float64)
-    low, high, peak = levels.min(), levels.max(), 1 if image.mode == "F" else 65535
+    levels, peak = np.asarray(image).astype(np.float64), white or (1 if image.mode == "F" else 65535)
+    if white is not None:
+        np.minimum(levels, white, out=levels)
+    low, high = levels.min(), levels.max()
     if not (low >= 0 and high <= peak):  # also when not a number
-        raise ValueError(f"gray levels {low:g}..{high:g} are outside 0..{peak}: scale all pictures by one factor")
+        raise ValueError(
+            f"gray levels {low:g}..{high:g} are outside 0..{peak:g}: scale all pictures by one factor, or train with "
+            "data.white, the level that is white"
+        )
     levels *= 255 / peak  # in place, as pictures may be large
     return np.rint(levels, out=levels).astype(np.uint8)

@@ -135,6 +135,9 @@ def test_levels_of_twelve_bits_in_files_of_sixteen_are_noticed(tmp_path):
         findings = check(image_set, Batches(image_set.train, preprocess_of(channels=1), batch_size=8))
         brightest = round(np.median(np.rint(levels.max(axis=(1, 2)) * (factor / 257))))
         assert (f"in half of 20 images no pixel is brighter than {brightest} of 255" in "".join(findings)) == told
+        if told:
+            white = preprocess_of(channels=1, white=4095 * factor)
+            assert "brighter than" not in "".join(check(image_set, Batches(image_set.train, white, batch_size=8)))
 
 
 def test_findings_name_the_files(tmp_path):

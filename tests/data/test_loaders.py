@@ -74,11 +74,12 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache, monkeyp
     assert count() == count() == 1
     assert count(size=4) == 2 and count(channels=1) == 3
     assert count(fit="squash") == 4 and count(interpolation="nearest") == 5 and count(crop_fraction=0.5) == 6
+    assert count(white=4095) == 7
     changed = pixels(1, seed=9)[0]
     to_image(changed).save(tmp_path / "x" / "a" / "001.png")
-    assert count() == 7
-    monkeypatch.setattr(loaders, "FITTING", loaders.FITTING + 1)  # images are fitted in another way
     assert count() == 8
+    monkeypatch.setattr(loaders, "FITTING", loaders.FITTING + 1)  # images are fitted in another way
+    assert count() == 9
     newest = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     np.testing.assert_array_equal(newest.images.array[1], changed)
 

@@ -676,10 +676,10 @@ def test_mixing_stops_where_the_recipe_says(trained, monkeypatch):
 def test_images_are_fitted_as_the_recipe_says(trained):
     pixels, labels = stripes(48, side=16)
     data = ImageSet.from_arrays(pixels[..., :8], labels, class_names=CLASSES)  # 16 x 8
-    how = {"fit": "squash", "crop_fraction": 0.5}
+    how = {"fit": "squash", "crop_fraction": 0.5, "white": 4095.0}
     recipe = tiny_recipe(epochs=1, model={"image_size": 8}, data=how, augment={"crop_scale": (0.25, 1)})
     preprocess = trained(recipe, data).bundle.preprocess
-    assert (preprocess.fit, preprocess.crop_fraction) == ("squash", 0.5)
+    assert (preprocess.fit, preprocess.crop_fraction, preprocess.white) == ("squash", 0.5, 4095)
 
 
 def test_the_seed_is_that_of_the_order_the_looks_and_the_start_weights(trained):

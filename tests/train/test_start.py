@@ -373,6 +373,14 @@ def test_random_crops_come_from_what_the_weights_read_of_an_image(started, tmp_p
     assert run.bundle.preprocess == preprocess
 
 
+@pytest.mark.parametrize(("data", "white"), [({}, 4095), ({"white": 255.0}, 255)])
+def test_the_weights_bring_the_level_that_is_white(tmp_path, data, white):
+    bundle = tiny_bundle()
+    replace(bundle, preprocess=bundle.preprocess.model_copy(update={"white": 4095.0})).save(tmp_path)
+    start = load_start(make_recipe({"start": {"weights": str(tmp_path)}, "data": data}, "test"), CLASSES)
+    assert start.preprocess.white == start.recipe.data.white == white
+
+
 @pytest.mark.parametrize("key", ["start.probe", "start.probe_first", "optim.freeze", "optim.layer_decay"])
 def test_what_needs_trained_weights_is_refused_without(key):
     section, name = key.split(".")

@@ -53,7 +53,7 @@ def check(
     if brightest <= DARK:  # in most images, as a scale bar or a speck may be brighter
         findings.append(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
-            "left: if these are 12- or 14-bit images in 16-bit files, scale them all by one factor first"
+            "left: if these are 12- or 14-bit images in 16-bit files, give their white, data.white=4095 or 16383"
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)

@@ -214,7 +214,8 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
         return None
     shape = "x".join(map(str, preprocess.shape))
     crop = "" if preprocess.crop_fraction == 1 else f"-{preprocess.crop_fraction}"
-    file = cache / f"{key}-{FITTING}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}.npy"
+    white = "" if preprocess.white is None else f"-white-{preprocess.white:g}"
+    file = cache / f"{key}-{FITTING}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}{white}.npy"
     needed = _bytes(images.whole(), preprocess)
     try:
         cache.mkdir(parents=True, exist_ok=True)

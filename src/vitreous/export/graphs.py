@@ -121,13 +121,16 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
     if preprocess.crop_fraction < 1:
         resize += f", of which the {preprocess.crop_fraction:.4g} at the centre fills the model's size"
     colour = {1: "gray", 3: "RGB, in this order"}.get(C, f"{C} channels")
+    deep = "16-bit gray divided by 257"
+    if preprocess.white is not None:
+        deep = f"gray of more than 8 bits multiplied by 255 / {preprocess.white:g}"
     return {
         "producer": f"vitreous {version('vitreous')}",
         "sha256": bundle.digest(),
         "input": f"{INPUT}: {pixels}",
-        "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, 16-bit gray divided by 257",
+        "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, {deep}",
         "resize": resize,
-        "preprocess": preprocess.model_dump_json(),
+        "preprocess": preprocess.model_dump_json(exclude_none=True),
         "output": f"{OUTPUT}: float32 (batch, {len(bundle.class_names)}), one a class in the order of class_names; "
         "unscaled: no temperature is applied; the softmax of output / temperature is what `vitreous predict` gives",
         "temperature": repr(bundle.temperature),

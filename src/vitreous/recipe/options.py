@@ -94,6 +94,9 @@ class DataOptions(Section):
     """Side of the centre that is cut out of images to be judged, as a share of the image's side. Random crops magnify:
     with their mean side here, things look as large as in training (Touvron et al. 2019, arXiv 1906.06423). Weights to
     start from bring their own fraction, and random crops are cut from that centre then."""
+    white: Annotated[float, Field(gt=0)] | None = None
+    """The level that is white, as all above it, in gray images of more than 8 bits, such as 4095 of a 12-bit camera; by
+    default 65535, of floats 1. Weights to start from bring their own, unless this is given."""
     skip_broken: bool = False
     """Leave out files that cannot be read, each reported, instead of stopping."""
     memory_budget: Annotated[float, Field(gt=0, le=1 << 20)] = 4.0

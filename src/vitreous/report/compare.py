@@ -25,7 +25,7 @@ from vitreous.report.layout import SPLIT_LABELS, Section, lay_out, scroll
 from vitreous.weights.bundle import find_record
 
 # settings that change the pixels of the same images
-FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "start.weights")
+FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "data.white", "start.weights")
 
 GAINED = (  # what the rows with p-values say
     "Gained: images that only this run gets right; lost: those that only the first does. p: how often two equally good "

@@ -127,6 +127,7 @@ class Job:
                 std=(0.5,) * recipe.model.channels,
                 fit=recipe.data.fit,
                 crop_fraction=recipe.data.crop_fraction,
+                white=recipe.data.white,
             )
             self.plain_batches = make(data.train, unmeasured)
             self.preprocess = self.plain_batches.measured()

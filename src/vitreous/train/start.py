@@ -143,8 +143,9 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     facts = {"weights": options.weights, "arch": options.arch, "revision": options.revision}
     digest = weights_digest(options.weights, options.revision)
     facts |= {"names": report.layout, "sha256": digest, "new_head": not own_head}
-    fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0).model_copy(update={"model": config})
-    preprocess = bundle.preprocess.model_copy(update={"fit": fit})
+    white = bundle.preprocess.white if recipe.data.white is None else recipe.data.white
+    fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0, white=white).model_copy(update={"model": config})
+    preprocess = bundle.preprocess.model_copy(update={"fit": fit, "white": white})
     return Start(fitted, model, preprocess, facts, lines, learnt_hashes(options.weights))
 
 

@@ -88,7 +88,7 @@ class Bundle:
     def _config(self) -> dict:
         return {
             "model": self.model.config.model_dump(mode="json"),
-            "preprocess": self.preprocess.model_dump(mode="json"),
+            "preprocess": self.preprocess.model_dump(mode="json", exclude_none=True),
             "class_names": list(self.class_names),
             "temperature": self.temperature,
         }
