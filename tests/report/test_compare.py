@@ -242,6 +242,15 @@ def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):
     assert "Over seeds" not in page.read_text() and len(render([x, x])) == 1
 
 
+def test_seeds_of_one_recipe_have_one_colour_beside_those_of_another(runs, tmp_path):
+    a, b = read_run(runs / "a"), read_run(runs / "b")
+    again = replace(a, name="again", recipe=a.recipe | {"seed": 9})
+    for given, colours in (([a, again, b], "0 0 1"), ([a, again], "0 1")):
+        compare_page(tmp_path / "c.html", given)
+        chart = (tmp_path / "c.html").read_text().partition('aria-label="Top-1 by epoch')[2].partition("</svg>")[0]
+        assert re.findall(r'<path class="line s(\d)', chart) == colours.split()
+
+
 def test_a_run_in_the_home_folder_is_compared(runs, monkeypatch):
     monkeypatch.setenv("HOME", str(runs))
     assert read_run("~/a").results == read_run(runs / "a").results

@@ -64,6 +64,13 @@ class Finished:
                 splits.setdefault(split, {})[*image[1:], times[image]] = answer
         return splits
 
+    @property
+    def but_for_seed(self) -> str:
+        """What runs that differ in nothing but the seed have in common, and others do not."""
+        cut = {"data.split_seed": None} if "by_fold" in self.results else {}  # which the seed determines, too
+        alone = "" if "seed" in self.recipe else self.name  # an evaluation does not know its seed
+        return repr((self.data["name"], self.recipe | {"seed": None} | cut, alone))
+
     def figure(self, split: str, key: str) -> float | None:
         return (self.results.get(split) or {}).get(key)
 
@@ -216,9 +223,7 @@ def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, lis
     """
     by_recipe: dict[str, dict[int, Finished]] = {}
     for run in (run for run in runs if "seed" in run.recipe):
-        cut = {"data.split_seed": None} if "by_fold" in run.results else {}  # which the seed determines, too
-        same = by_recipe.setdefault(repr((run.data["name"], run.recipe | {"seed": None} | cut)), {})
-        same.setdefault(run.recipe["seed"], run)
+        by_recipe.setdefault(run.but_for_seed, {}).setdefault(run.recipe["seed"], run)
     several = [list(found.values()) for found in by_recipe.values() if len(found) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
     for split in ("test", "val"):
@@ -288,14 +293,13 @@ def render(runs: Sequence[Finished]) -> list[Table]:
 
 def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     """Write the comparison as one HTML file."""
-    names = [run.name for run in runs]
-    charts = ""
+    names, colors, charts = [run.name for run in runs], _colors(runs), ""
     for split in ("test", "val"):
         judged = {i: run for i, run in enumerate(runs) if run.figure(split, "top1") is not None}
         rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged.values()]
         if rows:
             title = f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals"
-            charts += interval_chart(title, rows, list(judged))
+            charts += interval_chart(title, rows, [colors[i] for i in judged])
     rows = figures(runs)
     note = f'<p class="note">{GAINED} {about}</p>' if (about := about_p(rows)) else ""
     recipes, by_recipe = over_seeds(runs)
@@ -315,9 +319,15 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     write_page(file, lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 
 
+def _colors(runs: Sequence[Finished]) -> list[int]:
+    """The number of each run's colour: several seeds of one recipe have the same, beside those of another."""
+    kinds = list(dict.fromkeys(run.but_for_seed for run in runs))
+    return [kinds.index(run.but_for_seed) for run in runs] if len(kinds) > 1 else list(range(len(runs)))
+
+
 def _curves(runs: Sequence[Finished]) -> str:
     """Validation by epoch and by seconds; training where a run has no validation."""
-    charts = []
+    charts, colors = [], _colors(runs)
     for x in ("epoch", "seconds"):
         for key, title in {"top1": "Top-1", "loss": "Loss"}.items():
             lines = []
@@ -326,7 +336,7 @@ def _curves(runs: Sequence[Finished]) -> str:
                     split = "val" if f"val_{key}" in run.history[0] else "train"
                     name = run.name if split == "val" else f"{run.name}, training"
                     points = [(row[x], row[f"{split}_{key}"]) for row in run.history]
-                    lines.append(Line(name, f"s{i % COLORS}", *zip(*points, strict=True)))
+                    lines.append(Line(name, f"s{colors[i] % COLORS}", *zip(*points, strict=True)))
             if lines:
                 charts.append(line_chart(f"{title} by {x}", lines, x_label=x, percent=key == "top1"))
     if not charts:
