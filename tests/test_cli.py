@@ -302,7 +302,7 @@ def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tm
         asked.append((more["memory_budget"], more["workers"]))
         return loaders.Batches(*given, **more)
 
-    monkeypatch.setattr(embedding, "Batches", batches)
+    monkeypatch.setattr(evaluation, "Batches", batches)
     assert vitreous("embed", run, "--split", "test")[0] == 0
     assert asked == [(3 << 30, 0)] * 2  # of the test images, and of those among which neighbours are
 

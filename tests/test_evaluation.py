@@ -16,7 +16,7 @@ from vitreous import evaluation
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate, judge, judge_run, own_data, write_answers, write_classes
+from vitreous.evaluation import evaluate, judge, judge_run, own_data, record_evaluation, write_answers, write_classes
 from vitreous.metrics import classification_metrics
 from vitreous.train.run import fit
 
@@ -305,6 +305,19 @@ def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, 
     recipe = tiny_recipe(epochs=1, data={"source": "photos", "skip_broken": True, "val_fraction": 0.25})
     run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12
+
+
+def test_an_evaluation_knows_the_same_images_by_any_order_of_classes(tmp_path):
+    photos = write_images(tmp_path / "photos", 2)
+    records = []
+    for classes in (CLASSES, CLASSES[::-1], ("aphid", *CLASSES)):
+        judged = judge_run(tiny_bundle(classes=classes), photos, **EXACT)
+        records.append(record_evaluation(judged))
+    assert records[0]["data"] == records[1]["data"] == records[2]["data"]
+    assert records[0]["recipe"] == records[2]["recipe"] and records[0]["sha256"] != records[1]["sha256"]
+    assert "interpolation" not in records[0]["recipe"] and records[0]["caution"] == ""
+    split = replace(judged, name="train")
+    assert record_evaluation(split)["caution"] == "these are its own training images"
 
 
 @pytest.mark.parametrize(("classes", "more"), [(20, 20), (21, 0)])

@@ -20,6 +20,7 @@ from tiny import CLASSES, tiny_bundle, tiny_recipe, tiny_set, write_images
 from vitreous import Bundle, extras, predict
 from vitreous.card import card, write_shared
 from vitreous.data.sources import load
+from vitreous.data.stores import FileImages
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
@@ -148,6 +149,13 @@ def test_the_example_answers_by_the_metadata_alone_as_predict_does(
         name, share = line.removeprefix(f"{answer.image}: ").split()
         assert name == answer.classes[0]
         assert float(share.removesuffix("%")) / 100 == pytest.approx(answer.probabilities[0], abs=2e-3)
+
+
+def test_the_picture_of_an_example_is_as_bright_as_the_model_sees_it(tmp_path):
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(tmp_path / "x.png")
+    for white, seen in ((None, 16), (4095.0, 255)):
+        assert example._write_picture(tmp_path / "y.png", FileImages([tmp_path / "x.png"]), white)
+        assert np.asarray(Image.open(tmp_path / "y.png")).max() == seen
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])

@@ -234,14 +234,20 @@ def record_evaluation(judged: Judged) -> dict:
     config, preprocess = judged.bundle.model.config, judged.bundle.preprocess
     fitted = {"model.image_size": list(config.image_size), "model.channels": config.channels}
     fitted |= {f"data.{key}": getattr(preprocess, key) for key in ("fit", "crop_fraction", "white")}
+    fitted |= {"start.weights": None}  # a run from scratch has the same pixels
+    if preprocess.interpolation != "bicubic":
+        fitted["interpolation"] = preprocess.interpolation
+    names = np.array(judged.bundle.class_names)[judged.labels.numpy()]
+    labels = np.unique(names, return_inverse=True)[1]  # in an order of their own, as models have others
     return {
         "sha256": judged.bundle.digest(),
         "params": sum(weight.numel() for weight in judged.bundle.model.parameters()),
         "recipe": fitted,
         "data": {
             "name": judged.data,
-            "hash": {judged.name: digest_of(Split(judged.images, judged.labels.numpy()))},
+            "hash": {judged.name: digest_of(Split(judged.images, labels))},
         },
+        "caution": judged.caution or "these are its own training images" * (judged.name == "train"),
     }
 
 

@@ -312,6 +312,11 @@ def test_models_are_compared_by_what_they_were_asked_later(vitreous, runs, tmp_p
     assert judged_apart([a, read_run(runs / "a")]).startswith("They were not judged on the same test images")
     code, out, _ = vitreous("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c.html")
     assert code == 0 and "against the first" in out and "2 runs on new." in (tmp_path / "c.html").read_text()
+    assert differences([a, read_run(runs / "a")]) == []  # an evaluation knows no recipe
+    record = json.loads((tmp_path / "b" / "evaluation.json").read_text()) | {"caution": "3 of these are copies"}
+    (tmp_path / "b" / "evaluation.json").write_text(json.dumps(record))
+    said = f"{tmp_path / 'b'}: 3 of these are copies."
+    assert vitreous("compare", tmp_path / "a", tmp_path / "b")[1].endswith(f"\n{said}\n")
 
 
 def test_names_in_brackets_stand_in_the_tables(runs):

@@ -420,12 +420,12 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group
     given = []
     one = Engine("cpu", track=("tensorboard",))
     monkeypatch.setattr(one._accelerator, "init_trackers", lambda *options: given.append(options))
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    for _ in range(2):
+    for track, project in (("tensorboard", "mine"), ("wandb", ""), ("wandb", "mine")):
+        monkeypatch.setattr(one, "_track", (track,))
+        monkeypatch.setenv("WANDB_PROJECT", project)
         with one.trackers(Path(folder), {}, "3f", resumed):
             pass
-        monkeypatch.setenv("WANDB_PROJECT", "mine")
-    assert [project for project, *_ in given] == ["vitreous", "mine"]
+    assert [project for project, *_ in given] == ["vitreous", "vitreous", "mine"]
     expected = {"name": name, "group": group, "dir": folder, "id": "3f", "resume": "allow" if resumed else None}
     assert given[0][2]["wandb"] == expected
 

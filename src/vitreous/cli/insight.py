@@ -56,11 +56,11 @@ def explain(
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     check_outside_data(out, model)
-    names = list(map(image_name, asked))
+    names = [str(image) if isinstance(image, Path) else image.name for image in asked]
     by = None if method == DEFAULT else method
     question = {"of": target, "against": against, "by": by, "block": layer, "head": head, "patch": patch}
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
-    stem_of = dict(zip(names, stems(names, out, ending, sha256), strict=True))
+    stem_of = dict(zip(map(image_name, asked), stems(names, out, ending, sha256), strict=True))
     broken: list = []
     options = {"method": method or DEFAULT, "target": target, "against": against}
     options |= {"layer": layer, "head": head, "patch": place}

@@ -75,7 +75,7 @@ def compare(
 
     from vitreous.files import check_file
     from vitreous.page import MARK
-    from vitreous.report.compare import about_p, compare_page, figures, judged_apart, read_run, render
+    from vitreous.report.compare import about_p, cautions, compare_page, figures, read_run, render
 
     if out is not None:
         check_file(out, ".html", MARK)
@@ -87,8 +87,8 @@ def compare(
         console.print(table)
     if note := about_p(figures(read)):
         print(note)
-    if differ := judged_apart(read):
-        print(differ)
+    for caution in cautions(read):
+        print(caution)
     if out is not None:
         print(f"comparison: {out}")
 

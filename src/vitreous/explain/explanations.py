@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.data.images import Split
-from vitreous.data.stores import BrokenImage
+from vitreous.data.stores import BrokenImage, as_text
 from vitreous.explain.attention import open_pass
 from vitreous.explain.faithfulness import Curves, faithfulness, random_order
 from vitreous.explain.methods import (
@@ -113,8 +113,11 @@ class Explanation:
             method += f", block {self.layer}"
         if self.method == "attention" and self.head is not None:
             method += f", head {self.head}"
+        whose = "" if self.patch is None else f", of patch {self.patch[0]},{self.patch[1]}"
+        if self.method == "attention":
+            method += whose
         if self.method == "rollout":
-            other = {f"attention, block {self.layer}, mean of heads": self.attention.mean(axis=0)}
+            other = {f"attention, block {self.layer}, mean of heads{whose}": self.attention.mean(axis=0)}
         else:
             other = {"attention rollout, for any class": self.rollout}
         draw(
@@ -291,7 +294,9 @@ def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = ""
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
         stem = plain
         number = 1
-        while stem.casefold() in given or _is_other(folder / f"{stem}.json", name, sha256):  # case: one to some systems
+        while stem.casefold() in given or _is_other(
+            folder / f"{stem}.json", as_text(name), sha256
+        ):  # case: one to some systems
             number += 1
             stem = f"{plain}-{number}"
         given.add(stem.casefold())

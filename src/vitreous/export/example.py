@@ -31,7 +31,7 @@ def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -
         (logits,) = graph(pixels)  # (K,)
     content: dict[str, Any] = {
         "image": "/".join(Path(inputs.first.describe(0)).parts[-2:]),  # the folders above may name people
-        "picture": PICTURE if _write_picture(folder / PICTURE, inputs.first) else None,
+        "picture": PICTURE if _write_picture(folder / PICTURE, inputs.first, bundle.preprocess.white) else None,
         "shape": bundle.preprocess.shape,
         "pixels": base64.b64encode(pixels.numpy().tobytes()).decode(),
         "logits": logits.tolist(),
@@ -42,12 +42,12 @@ def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -
     write_json(folder / EXAMPLE, content)
 
 
-def _write_picture(path: Path, image: Images) -> bool:
+def _write_picture(path: Path, image: Images, white: float | None) -> bool:
     """Save an image before resizing, but upright, opaque and 8-bit; returns whether it could be kept."""
     C, *size = image.shape
     if C not in (1, 3) or C * size[0] * size[1] > LARGEST:
         return False
-    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C)  # no resizing
+    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C, white=white)  # no resizing
     (planes,) = image.read([0], whole)  # (C, H, W)
     pixels = planes[0] if C == 1 else np.ascontiguousarray(planes.transpose(1, 2, 0))
     Image.fromarray(pixels).save(path)

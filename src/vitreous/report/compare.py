@@ -26,6 +26,7 @@ from vitreous.weights.bundle import find_record
 
 # settings that change the pixels of the same images
 FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "data.white", "start.weights")
+FITTED += ("interpolation",)  # of an evaluation, where it is not bicubic
 
 GAINED = (  # what the rows with p-values say
     "Gained: images that only this run gets right; lost: those that only the first does. p: how often two equally good "
@@ -48,6 +49,8 @@ class Finished:
     """Rows of `metrics.csv`; none for a shipped model."""
     answers: Path
     """`answers.csv`, which a shipped model does not have."""
+    caution: str = ""
+    """Why the figures of an evaluation are worth less than they seem, if known."""
 
     @cached_property
     def answered(self) -> dict[str, dict[tuple[str, str, int], tuple[bool, str]]]:
@@ -110,10 +113,11 @@ def _evaluation(folder: Path, name: str) -> Finished:
     return Finished(
         name=name,
         results={"test": judged, "params": record["params"]},
-        recipe=record["recipe"],
+        recipe=flat(record["recipe"]),
         data={"name": record["data"]["name"], "hash": {"test": digest}},
         history=[],
         answers=folder / "answers.csv",
+        caution=record["caution"],
     )
 
 
@@ -209,8 +213,11 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
-    """The keys in which the recipes differ, with the value of each run; "" for one that has no such key."""
-    keys = dict.fromkeys(key for run in runs for key in run.recipe)
+    """The keys in which the recipes differ, with the value of each run; "" for one that has no such key.
+
+    Nothing where one is an evaluation, which knows no recipe.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run.recipe if all("seed" in each.recipe for each in runs))
     rows = [(key, [str(run.recipe.get(key, "")) for run in runs]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
@@ -276,6 +283,12 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
     return ""
 
 
+def cautions(runs: Sequence[Finished]) -> list[str]:
+    """Sentences on figures that cannot be compared, or are worth less than they seem."""
+    own = [f"{run.name}: {run.caution}." for run in runs if run.caution]
+    return [*own, *filter(None, [judged_apart(runs)])]
+
+
 def render(runs: Sequence[Finished]) -> list[Table]:
     """The tables for a terminal: figures, and differences where there are any."""
     names, (recipes, by_recipe) = [run.name for run in runs], over_seeds(runs)
@@ -313,8 +326,8 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     ]
     sets = dict.fromkeys(run.data["name"] for run in runs)
     lead = f"{len(runs)} runs on {', '.join(sets)}."
-    if differ := judged_apart(runs):
-        lead += f" {differ}"
+    for caution in cautions(runs):
+        lead += f" {caution}"
     heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
     write_page(file, lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 

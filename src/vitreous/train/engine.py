@@ -68,7 +68,7 @@ class Engine:
         self.processes: int = self._accelerator.num_processes
         self.rank: int = self._accelerator.process_index
         self.main: bool = self._accelerator.is_main_process
-        self._tracked = bool(track)
+        self._track = track
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Place and wrap the model, whose weights remain the same objects, so that optimisers may have them already.
@@ -168,7 +168,7 @@ class Engine:
                     tracker.finish()
 
     def _start_trackers(self, folder: Path, config: dict[str, Any], tracker_id: str, resumed: bool) -> None:
-        if not self._tracked:
+        if not self._track:
             return
         self._accelerator.project_configuration.logging_dir = str(folder)
         fold = folder.name.startswith("fold-")
@@ -180,12 +180,13 @@ class Engine:
             "resume": "allow" if resumed else None,
         }
         try:
-            self._accelerator.init_trackers(os.environ.get("WANDB_PROJECT", "vitreous"), config, {"wandb": wandb})
+            project = os.environ.get("WANDB_PROJECT") if "wandb" in self._track else None
+            self._accelerator.init_trackers(project or "vitreous", config, {"wandb": wandb})
         except Exception as error:  # each tracker raises types of its own
             raise ValueError(f"cannot start the tracker: {first_line(error)}; leave track out") from error
 
     def log(self, values: dict[str, float], step: int) -> None:
-        if self._tracked:
+        if self._track:
             self._accelerator.log(values, step)
 
 

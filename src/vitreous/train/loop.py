@@ -36,8 +36,6 @@ class State:
 
     epoch: int = 0
     """Epochs completed."""
-    saved: int = 0
-    """Epochs completed at the last checkpoint: if there is one, `--finish` can judge it."""
     step: int = 0
     """Steps done in the current epoch. `images` is the sum over these steps and all processes; so are `loss` and
     `correct`, of the images' losses and of the correct answers, when it is saved."""
@@ -148,7 +146,7 @@ def train_loop(
     ask = None if teacher is None else answering(teacher, recipe, engine.device, precision, total)
     warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
-    begun = last_save - state.total_seconds
+    begun, saved = last_save - state.total_seconds, state.epoch  # epochs completed at the last checkpoint
     judged = bare if average is None else average.module
 
     while not stop_reason(state, recipe):
@@ -177,7 +175,7 @@ def train_loop(
                 said = (
                     f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they"
                 )
-                raise _broken(f"{said} are scaled", state, "precision=float32")
+                raise _broken(f"{said} are scaled", saved, "precision=float32")
             if average is not None:
                 average.update(done)
 
@@ -197,12 +195,13 @@ def train_loop(
             if save or last or unsaid > 0.5:  # reading the loss waits for the device to finish this step
                 last_report, whole = now, engine.sum(totals)
                 loss, top1 = (whole / state.images).tolist()
-                _check_finite(loss, state)
+                _check_finite(loss, state, saved)
                 hooks.report(state, loss, top1)
             if save:
                 _add_time(state, started, begun)
                 state.loss, state.correct = whole.tolist()
-                last_save = started = _save(judged, state, hooks)
+                last_save = started = _save(judged, saved, hooks)
+                saved = state.epoch
                 if stop:
                     return False
             if last:
@@ -219,7 +218,7 @@ def train_loop(
         if val is not None:
             logits = shared_logits(judged, val, preprocess, precision, engine)
             row |= engine.from_main(partial(watched, logits, val.labels, "val"))
-            _check_finite(row["val_loss"], state)  # the last update may have broken the weights
+            _check_finite(row["val_loss"], state, saved)  # the last update may have broken the weights
             figure = -row["val_loss"] if recipe.best_by == "loss" else row[f"val_{recipe.best_by}"]
             if (figure, -row["val_loss"]) > state.best:
                 state.best, state.best_epoch = (figure, -row["val_loss"]), state.epoch + 1
@@ -241,7 +240,8 @@ def train_loop(
             state.best_epoch = state.epoch
             hooks.keep(judged)
         if stop or over or unsaved > CHECKPOINT_SECONDS:
-            last_save = _save(judged, state, hooks)
+            last_save = _save(judged, saved, hooks)
+            saved = state.epoch
         if stop and not over:
             return False
     return True
@@ -308,22 +308,22 @@ def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precis
     return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
 
 
-def _check_finite(loss: float, state: State) -> None:
+def _check_finite(loss: float, state: State, saved: int) -> None:
     if not math.isfinite(loss):
-        raise _broken(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}", state)
+        raise _broken(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}", saved)
 
 
-def _save(model: nn.Module, state: State, hooks: Hooks) -> float:
+def _save(model: nn.Module, saved: int, hooks: Hooks) -> float:
     """Save everything, and return the time. The last update is not in the loss yet: raises if it broke the weights."""
     if broken := not_finite(model.state_dict()):
-        raise _broken(f"the last step broke the weights, of which '{broken}' is not finite", state)
-    state.saved = state.epoch
+        raise _broken(f"the last step broke the weights, of which '{broken}' is not finite", saved)
     hooks.save()
     return time.monotonic()
 
 
-def _broken(said: str, state: State, instead: str = "optim.clip") -> FloatingPointError:
-    return FloatingPointError(f"{said}: {AGAIN}{instead}{KEPT * (state.saved > 0)}")
+def _broken(said: str, saved: int, instead: str = "optim.clip") -> FloatingPointError:
+    """saved: epochs completed at the last checkpoint; if there are any, `--finish` can judge it."""
+    return FloatingPointError(f"{said}: {AGAIN}{instead}{KEPT * (saved > 0)}")
 
 
 def stop_reason(state: State, recipe: Recipe) -> str:
