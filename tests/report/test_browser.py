@@ -13,7 +13,8 @@ from starlette.testclient import TestClient
 from tiny import stripes, tiny_bundle, tiny_recipe
 
 from vitreous.data.images import ImageSet
-from vitreous.report.compare import compare_page, read_run
+from vitreous.report.compare import compare_page
+from vitreous.report.finished import read_run
 from vitreous.serve import Service
 from vitreous.train import outcome
 from vitreous.train.run import fit

@@ -23,9 +23,9 @@ from vitreous.report.compare import (
     figures,
     judged_apart,
     over_seeds,
-    read_run,
     render,
 )
+from vitreous.report.finished import read_run
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module

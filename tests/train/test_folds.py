@@ -22,7 +22,7 @@ from vitreous.embedding import embed_split
 from vitreous.evaluation import evaluate, judge_run, own_data
 from vitreous.metrics import group_figures
 from vitreous.recipe import make_recipe, read_recipe
-from vitreous.report.compare import read_run
+from vitreous.report.finished import read_run
 from vitreous.train import outcome
 from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds

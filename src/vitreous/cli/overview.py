@@ -75,7 +75,8 @@ def compare(
 
     from vitreous.files import check_file
     from vitreous.page import MARK
-    from vitreous.report.compare import about_p, cautions, compare_page, figures, read_run, render
+    from vitreous.report.compare import about_p, cautions, compare_page, figures, render
+    from vitreous.report.finished import read_run
 
     if out is not None:
         check_file(out, ".html", MARK)

@@ -1,0 +1,105 @@
+"""What finished runs, cross-validations and evaluations have left in their folders, alike for all of them."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitreous.card import read_history
+from vitreous.files import path_of, read_csv, read_json
+from vitreous.recipe import flat, read_recipe
+from vitreous.weights.bundle import find_record
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The contents of a run folder, or of the folder of an evaluation, whose images count as test images."""
+
+    name: str
+    results: dict[str, Any]
+    recipe: dict[str, Any]
+    """Under dotted keys; of an evaluation only those of `compare.FITTED`."""
+    data: dict[str, Any]
+    history: list[dict[str, float]]
+    """Rows of `metrics.csv`; none for a shipped model."""
+    answers: Path
+    """`answers.csv`, which a shipped model does not have."""
+    caution: str = ""
+    """Why the figures of an evaluation are worth less than they seem, if known."""
+
+    @cached_property
+    def answered(self) -> dict[str, dict[tuple[str, str, int], tuple[bool, str]]]:
+        """By split, whether each answer is right and the group of its image, keyed by the image's path, its class, and
+        how often it has come up so far, since a table may list an image twice."""
+        splits: dict[str, dict[tuple[str, str, int], tuple[bool, str]]] = {}
+        times = Counter()
+        if self.answers.exists():
+            for row in read_csv(self.answers, ("split", "image", "class", "answer")):
+                split = row["split"] if "seed" in self.recipe else "test"
+                image = split, row["image"], row["class"]
+                times[image] += 1
+                answer = row["answer"] == row["class"], row.get("group", "")
+                splits.setdefault(split, {})[*image[1:], times[image]] = answer
+        return splits
+
+    @property
+    def but_for_seed(self) -> str:
+        """What runs that differ in nothing but the seed have in common, and others do not."""
+        cut = {"data.split_seed": None} if "by_fold" in self.results else {}  # which the seed determines, too
+        alone = "" if "seed" in self.recipe else self.name  # an evaluation does not know its seed
+        return repr((self.data["name"], self.recipe | {"seed": None} | cut, alone))
+
+    def figure(self, split: str, key: str) -> float | None:
+        return (self.results.get(split) or {}).get(key)
+
+
+def read_run(run: os.PathLike[str] | str) -> Finished:
+    """Read a finished run, cross-validation or evaluation by its folder, or a shipped name. Raises ValueError for
+    anything else."""
+    folder = find_record(run) or path_of(run)
+    if (folder / "evaluation.json").is_file():
+        return _evaluation(folder, os.fspath(run).rstrip("/"))
+    cross = (folder / "fold-1").is_dir()
+    files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{run} is not a finished run, it has no {missing[0]}: train it to the end, or leave it out")
+    results, data = read_json(folder / files[0]), read_json(folder / files[2])
+    if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
+        raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
+    if cross:
+        results = _pooled(results)
+        judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest covers them all
+        data = {"name": data["name"], "hash": {"test": judged}}
+    return Finished(
+        name=os.fspath(run).rstrip("/"),
+        results=results,
+        recipe=flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json")),
+        data=data,
+        history=read_history(folder),
+        answers=folder / "answers.csv",
+    )
+
+
+def _evaluation(folder: Path, name: str) -> Finished:
+    """What `vitreous evaluate --out` has left in a folder."""
+    record, results = read_json(folder / "evaluation.json"), read_json(folder / "results.json")
+    (judged,), (digest,) = results.values(), record["data"]["hash"].values()
+    return Finished(
+        name=name,
+        results={"test": judged, "params": record["params"]},
+        recipe=flat(record["recipe"]),
+        data={"name": record["data"]["name"], "hash": {"test": digest}},
+        history=[],
+        answers=folder / "answers.csv",
+        caution=record["caution"],
+    )
+
+
+def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
+    """A cross-validation's results as those of one run, judged on each image once."""
+    spread = "{top1_mean:.2%} ± {top1_sd:.2%} (n = {n})".format(**folds)
+    cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
+    return {"test": folds["pooled"], "by_fold": spread, **cost}
