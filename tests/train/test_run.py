@@ -56,7 +56,7 @@ from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import job as job_module
-from vitreous.train import loop, outcome, signals
+from vitreous.train import loop, outcome, preview, signals
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, check_claim, claimed
 from vitreous.train.folds import fit_folds
@@ -1890,7 +1890,7 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
 )
 def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path, monkeypatch, epochs, limit, told):
     ticks, text = itertools.chain([0], itertools.count(9)), io.StringIO()  # a second a step after the first
-    monkeypatch.setattr(job_module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(preview, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
     batch = {"optim": {"batch_size": 36}} if told.endswith(" 1 step") else {}
     fit(tiny_recipe(epochs=epochs, time_limit=limit, **batch), tiny_set(), out=tmp_path / "run", **options)

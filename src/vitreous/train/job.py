@@ -1,8 +1,6 @@
 """A run in progress: built from a recipe and its data, trained, saved and restored."""
 
 import copy
-import json
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -10,19 +8,16 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.augment import plan
-from vitreous.data.check import check, differs, summary
+from vitreous.data.check import differs, summary
 from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
 from vitreous.files import read_json, write_csv
-from vitreous.messages import duration, shorten
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import eval_batch_size, split_logits
@@ -30,18 +25,16 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import FIRST_BATCH, METRICS, check_same_recipe, optional
-from vitreous.train.loop import Hooks, State, augment_batch, shrunk, stop_reason, train_loop
+from vitreous.train.folder import METRICS, check_same_recipe
+from vitreous.train.loop import Hooks, State, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
-from vitreous.train.order import epoch_rows, steps_per_epoch
+from vitreous.train.order import steps_per_epoch
 from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.train.teacher import Teacher
 from vitreous.weights import Bundle
-
-log = logging.getLogger("vitreous")
 
 WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
 
@@ -148,87 +141,6 @@ class Job:
         rows = even_rows(len(self.plain_batches), max(1, WHITENED // math.prod(self.preprocess.image_size)))
         return self.preprocess.normalise(torch.from_numpy(self.plain_batches.images.read(rows, self.preprocess)))
 
-    def describe(self, new: bool) -> None:
-        """Print a summary of data and model, and draw the first batch as the model will see it.
-
-        new: whether the run begins here; then findings about the data also go to `train.log`.
-        """
-        for line in self.start.lines if self.start else ():
-            say(self.console, line)
-        if self.start and self.preprocess.channels < self.data.train.images.channels:
-            say(self.console, "these weights read gray images: colours are not seen")
-        if self.teacher is not None:
-            share, name = self.recipe.distill.share, self.teacher.name
-            say(self.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
-        val = len(self.val_batches) if self.val_batches else 0
-        names = self.data.class_names
-        say(
-            self.console,
-            f"{self.data.name}: {len(self.train_batches):,} training images, {val:,} for validation, "
-            f"{len(names)} classes ({shorten(names, 10)}); {self.parameters:,} parameters; {self.engine.device.type}"
-            f"{f' x {self.engine.processes}' if self.engine.processes > 1 else ''}, precision {self.precision}",
-        )
-        chooses = not self.recipe.start.probe  # which few images do not choose
-        for finding in check(self.data, self.plain_batches, self.val_batches, self.recipe.data.group, chooses):
-            if new:
-                log.warning(finding)
-            else:
-                say(self.console, f"warning: {finding}")
-        if new and (limit := self.recipe.time_limit) is not None:
-            longer = f"into which the schedule is fitted if all {self.recipe.epochs} epochs take longer"
-            say(self.console, f"at most {limit:,g} s, {longer} (time_limit=null: no limit)")
-        if self.pictures:
-            self._draw_first_batch()
-
-    def _draw_first_batch(self) -> None:
-        images, targets = self.first_batch(32)
-        names = [self.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
-        with optional(self.folder / FIRST_BATCH) as file:
-            from vitreous.plots import image_grid
-
-            image_grid(images.cpu().numpy(), names, file)
-
-    def first_batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
-        order, draws = epoch_rows(self.train_batches.labels, self.recipe, 0)
-        first = slice(0, self.recipe.optim.batch_size, self.engine.processes)  # images are mixed within a batch
-        batch = next(iter(self.train_batches.epoch(order[first])))
-        draws, device = draws[first], self.engine.device
-        (changes,) = plan(draws, self.recipe.augment, 0, self.recipe.model.image_size, len(draws), device)
-        fill = torch.tensor(self.preprocess.mean, device=device)
-        images, targets = augment_batch(batch.images, batch.labels, changes, self.recipe, fill, 0.0)
-        return shrunk(images[:count], self.recipe, 0.0), targets[:count]
-
-    def estimate(self) -> None:
-        """Print the recipe, the data's summary and how long training would take, from a few real steps."""
-        times = [time.monotonic()]
-        if self.recipe.start.probe:
-            self._features(self.plain_batches, self.recipe.optim.batch_size)
-            times.append(time.monotonic())
-        else:
-            whole = self.recipe.with_options("augment", shrink=1.0)  # early images may be smaller
-
-            def done(_: State, loss: Tensor) -> None:
-                loss.item()  # waits for the GPU, which the loop does not
-                times.append(time.monotonic())
-
-            self._loop(Hooks(on_step=done, stop_requested=lambda: len(times) > 8), whole)
-        first, *others = np.diff(times)  # the first one warms up
-        typical = np.median if self.steps > 8 else np.mean  # between the steps of short epochs there are validations
-        step = float(typical(others or first))
-        say(self.console, self.recipe.dump())
-        brief = {key: value for key, value in self.summary.items() if key not in ("per_class", "listed", "hash")}
-        say(self.console, json.dumps(brief))
-        epochs, limit = self.recipe.epochs, self.recipe.time_limit
-        seconds = step * self.steps * epochs
-        if limit is not None and limit < seconds:
-            epochs, seconds = float(f"{limit / (step * self.steps):.3g}"), limit
-        shown = f"; first augmented batch: {self.folder / FIRST_BATCH}" if self.pictures else ""
-        counts = {"epoch": epochs, "step": self.steps}
-        epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
-        after = ", after the head is fitted" if self.recipe.start.probe_first else ""
-        say(self.console, f"about {duration(seconds)} for {epochs} of {steps}{after}{shown}")
-
     def train(
         self,
         on_step: Callable[[State, Tensor], None] | None,
@@ -252,7 +164,7 @@ class Job:
             hooks = Hooks(report=display.step, on_epoch=epoch_done, keep=self.keep, save=self.save, stop_requested=stop)
             if on_step is not None:
                 hooks.on_step = on_step
-            done = self._loop(hooks, recipe)
+            done = self.loop(hooks, recipe)
         if done and state.epoch < recipe.epochs:
             say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {stop_reason(state, recipe)}")
         return done
@@ -310,15 +222,16 @@ class Job:
     def _features_by_split(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Features (N, D) and labels (N,) of `train` and, if there are validation images, of `val`."""
         splits = {"train": self.plain_batches, "val": self.val_batches}
-        return {name: (self._features(part), part.labels) for name, part in splits.items() if part is not None}
+        return {name: (self.features(part), part.labels) for name, part in splits.items() if part is not None}
 
-    def _features(self, batches: Batches, count: int | None = None) -> Tensor:
+    def features(self, batches: Batches, count: int | None = None) -> Tensor:
         """Features (N, D) of a split's images, or of the first `count`."""
         model = self.engine.unwrap(self.model)
         rows = torch.arange(len(batches))[:count]
         return split_logits(model, batches, self.preprocess, self.precision, rows, features=True)
 
-    def _loop(self, hooks: Hooks, recipe: Recipe) -> bool:
+    def loop(self, hooks: Hooks, recipe: Recipe) -> bool:
+        """`train_loop` with the parts of this run."""
         try:
             return train_loop(
                 model=self.model,

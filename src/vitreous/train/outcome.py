@@ -16,6 +16,7 @@ from vitreous.files import replace_file, write_json
 from vitreous.metrics import NAMES, fit_temperature
 from vitreous.train.folder import ANSWERS, CLASSES, optional
 from vitreous.train.job import Job
+from vitreous.train.preview import first_batch
 from vitreous.train.progress import decoding
 from vitreous.weights import Bundle
 
@@ -78,7 +79,7 @@ def finish(job: Job) -> dict[str, Any]:
         with optional(job.folder / "report.html"):
             from vitreous.report import train_report
 
-            train_report(job.folder, bundle, judged, results, job.first_batch(32))
+            train_report(job.folder, bundle, judged, results, first_batch(job, 32))
     write_json(job.folder / "results.json", results)  # the last file: it says that the run is finished
     return results
 

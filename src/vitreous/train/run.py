@@ -29,6 +29,7 @@ from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
 from vitreous.train.job import Job
 from vitreous.train.loop import State
+from vitreous.train.preview import describe, estimate
 from vitreous.train.progress import log, say, show_log
 from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
 from vitreous.train.teacher import load_teacher
@@ -163,9 +164,9 @@ def fit(
         for warning in seen:
             log.warning(warning)
         job = Job(recipe, data, model, folder, engine, start, teacher, console, pictures)
-        engine.from_main(partial(job.describe, new=not (resume or dry_run)))
+        engine.from_main(partial(describe, job, new=not (resume or dry_run)))
         if dry_run:
-            job.estimate()
+            estimate(job)
             return Run(folder)
         if resumed := resume and engine.from_main(job.checkpoint.exists):
             job.restore()

@@ -1,0 +1,105 @@
+"""Before training: what a run is told to be, its first augmented batch, and how long it would take."""
+
+import json
+import logging
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.augment import plan
+from vitreous.data.check import check
+from vitreous.messages import duration, shorten
+from vitreous.train.folder import FIRST_BATCH, optional
+from vitreous.train.job import Job
+from vitreous.train.loop import Hooks, State, augment_batch, shrunk
+from vitreous.train.order import epoch_rows
+from vitreous.train.progress import say
+
+log = logging.getLogger("vitreous")
+
+
+def describe(job: Job, new: bool) -> None:
+    """Print a summary of data and model, and draw the first batch as the model will see it.
+
+    new: whether the run begins here; then findings about the data also go to `train.log`.
+    """
+    for line in job.start.lines if job.start else ():
+        say(job.console, line)
+    if job.start and job.preprocess.channels < job.data.train.images.channels:
+        say(job.console, "these weights read gray images: colours are not seen")
+    if job.teacher is not None:
+        share, name = job.recipe.distill.share, job.teacher.name
+        say(job.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
+    val = len(job.val_batches) if job.val_batches else 0
+    names = job.data.class_names
+    say(
+        job.console,
+        f"{job.data.name}: {len(job.train_batches):,} training images, {val:,} for validation, "
+        f"{len(names)} classes ({shorten(names, 10)}); {job.parameters:,} parameters; {job.engine.device.type}"
+        f"{f' x {job.engine.processes}' if job.engine.processes > 1 else ''}, precision {job.precision}",
+    )
+    chooses = not job.recipe.start.probe  # which few images do not choose
+    for finding in check(job.data, job.plain_batches, job.val_batches, job.recipe.data.group, chooses):
+        if new:
+            log.warning(finding)
+        else:
+            say(job.console, f"warning: {finding}")
+    if new and (limit := job.recipe.time_limit) is not None:
+        longer = f"into which the schedule is fitted if all {job.recipe.epochs} epochs take longer"
+        say(job.console, f"at most {limit:,g} s, {longer} (time_limit=null: no limit)")
+    if job.pictures:
+        _draw_first_batch(job)
+
+
+def _draw_first_batch(job: Job) -> None:
+    images, targets = first_batch(job, 32)
+    names = [job.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
+    with optional(job.folder / FIRST_BATCH) as file:
+        from vitreous.plots import image_grid
+
+        image_grid(images.cpu().numpy(), names, file)
+
+
+def first_batch(job: Job, count: int) -> tuple[Tensor, Tensor]:
+    """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
+    order, draws = epoch_rows(job.train_batches.labels, job.recipe, 0)
+    first = slice(0, job.recipe.optim.batch_size, job.engine.processes)  # images are mixed within a batch
+    batch = next(iter(job.train_batches.epoch(order[first])))
+    draws, device = draws[first], job.engine.device
+    (changes,) = plan(draws, job.recipe.augment, 0, job.recipe.model.image_size, len(draws), device)
+    fill = torch.tensor(job.preprocess.mean, device=device)
+    images, targets = augment_batch(batch.images, batch.labels, changes, job.recipe, fill, 0.0)
+    return shrunk(images[:count], job.recipe, 0.0), targets[:count]
+
+
+def estimate(job: Job) -> None:
+    """Print the recipe, the data's summary and how long training would take, from a few real steps."""
+    times = [time.monotonic()]
+    if job.recipe.start.probe:
+        job.features(job.plain_batches, job.recipe.optim.batch_size)
+        times.append(time.monotonic())
+    else:
+        whole = job.recipe.with_options("augment", shrink=1.0)  # early images may be smaller
+
+        def done(_: State, loss: Tensor) -> None:
+            loss.item()  # waits for the GPU, which the loop does not
+            times.append(time.monotonic())
+
+        job.loop(Hooks(on_step=done, stop_requested=lambda: len(times) > 8), whole)
+    first, *others = np.diff(times)  # the first one warms up
+    typical = np.median if job.steps > 8 else np.mean  # between the steps of short epochs there are validations
+    step = float(typical(others or first))
+    say(job.console, job.recipe.dump())
+    brief = {key: value for key, value in job.summary.items() if key not in ("per_class", "listed", "hash")}
+    say(job.console, json.dumps(brief))
+    epochs, limit = job.recipe.epochs, job.recipe.time_limit
+    seconds = step * job.steps * epochs
+    if limit is not None and limit < seconds:
+        epochs, seconds = float(f"{limit / (step * job.steps):.3g}"), limit
+    shown = f"; first augmented batch: {job.folder / FIRST_BATCH}" if job.pictures else ""
+    counts = {"epoch": epochs, "step": job.steps}
+    epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+    after = ", after the head is fitted" if job.recipe.start.probe_first else ""
+    say(job.console, f"about {duration(seconds)} for {epochs} of {steps}{after}{shown}")
