@@ -2,14 +2,17 @@
 
     vitreous export runs/photos onnx                 # or int8, with --preprocess-inside or without
     python examples/deployed.py runs/photos/export/onnx/model.onnx cat.jpg dog.jpg
+    python examples/deployed.py --check runs/photos/export/onnx   # does it still answer so, say with a new onnxruntime?
 
 All that is needed beside the graph stands in its metadata: how an image is brought to the model's size, the classes,
 and the temperature of the probabilities.
 """
 
+import base64
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -43,18 +46,44 @@ def pixels(image: Image.Image, how: dict) -> np.ndarray:
     return np.asarray(resized).reshape(rows, columns, -1).transpose(2, 0, 1)
 
 
+def ask(session: onnxruntime.InferenceSession, images: np.ndarray) -> np.ndarray:
+    """Logits (B, K) of uint8 images (B, C, H, W)."""
+    (entry,) = session.get_inputs()
+    if entry.type == "tensor(float)":  # else the graph takes the pixels themselves
+        how = json.loads(session.get_modelmeta().custom_metadata_map["preprocess"])
+        mean, std = (np.float32(how[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
+        images = (images / np.float32(255) - mean) / std
+    return session.run(None, {entry.name: images})[0]
+
+
+def check(folder: str) -> None:
+    """Compare what an exported graph answers here with its example.json; exits with 1 if that is something else."""
+    said = json.loads(Path(folder, "example.json").read_text())
+    session = onnxruntime.InferenceSession(Path(folder, "model.onnx"))
+    meta = session.get_modelmeta().custom_metadata_map
+    kept = np.frombuffer(base64.b64decode(said["pixels"]), np.uint8).reshape(said["shape"])
+    off = np.abs(ask(session, kept[None])[0] - said["logits"]).max()
+    allowed = 0.2 if "onnx.infer" in meta else 1e-3  # int8 rounds differently on other processors
+    print(f"the logits of {said['image']} differ by {off:.2g} at most, of {allowed:g} that are allowed")
+    if said["picture"] is not None:
+        fitted = pixels(Image.open(Path(folder, said["picture"])), json.loads(meta["preprocess"]))
+        levels = np.abs(fitted.astype(int) - kept).max()
+        print(f"its pixels, fitted here, differ by {levels} of 255 at most")
+    if off > allowed:
+        sys.exit(1)
+
+
 def main(model: str, *files: str) -> None:
+    if model == "--check":
+        for folder in files:
+            check(folder)
+        return
     session = onnxruntime.InferenceSession(model)
     said = session.get_modelmeta().custom_metadata_map
     how, classes = json.loads(said["preprocess"]), json.loads(said["class_names"])
-    (entry,) = session.get_inputs()
     for file in files:
-        images = pixels(Image.open(file), how)[None]  # a batch of one
-        if entry.type == "tensor(float)":  # else the graph takes the pixels themselves
-            mean, std = (np.float32(how[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
-            images = (images / np.float32(255) - mean) / std
-        (logits,) = session.run(None, {entry.name: images})
-        p = np.exp((logits[0] - logits[0].max()) / float(said["temperature"]))
+        (logits,) = ask(session, pixels(Image.open(file), how)[None])  # a batch of one
+        p = np.exp((logits - logits.max()) / float(said["temperature"]))
         print(f"{file}: {classes[p.argmax()]} {p.max() / p.sum():.1%}")
 
 

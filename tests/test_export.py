@@ -158,6 +158,21 @@ def test_the_picture_of_an_example_is_as_bright_as_the_model_sees_it(tmp_path):
         assert np.asarray(Image.open(tmp_path / "y.png")).max() == seen
 
 
+@needs_onnx
+@pytest.mark.parametrize(("form", "inside"), [("onnx", False), ("onnx", True), ("int8", False)])
+def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path, capsys, deployed, form, inside):
+    folder, _ = export_run(run, form, out=tmp_path / "new", preprocess_inside=inside)
+    deployed["main"]("--check", str(folder))
+    told = capsys.readouterr().out
+    assert told.startswith("the logits of ") and "its pixels, fitted here, differ by 0 of 255 at most" in told
+    said = json.loads((folder / "example.json").read_text())
+    said["logits"][0] += 0.3
+    (folder / "example.json").write_text(json.dumps(said))
+    with pytest.raises(SystemExit) as ended:
+        deployed["main"]("--check", str(folder))
+    assert ended.value.code == 1 and "differ by 0.3 at most" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_the_example_refuses_what_has_more_than_8_bits(deployed, mode):
     with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: divide 16-bit gray by 257, .*round"):
