@@ -307,6 +307,13 @@ def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, 
     assert evaluate(run.folder, **EXACT) == run.results["test"] and run.results["test"]["count"] == 12
 
 
+def test_who_judges_a_run_on_its_training_images_is_told(run, caplog):
+    caplog.clear()
+    told = "these are the images that the model learnt from: figures on them are too good"
+    assert judge_run(run.folder, split="train", **EXACT).caution == told and caplog.messages == [told]
+    assert judge_run(run.folder, split="val", **EXACT).caution == ""
+
+
 def test_an_evaluation_knows_the_same_images_by_any_order_of_classes(tmp_path):
     photos = write_images(tmp_path / "photos", 2)
     records = []
@@ -316,8 +323,6 @@ def test_an_evaluation_knows_the_same_images_by_any_order_of_classes(tmp_path):
     assert records[0]["data"] == records[1]["data"] == records[2]["data"]
     assert records[0]["recipe"] == records[2]["recipe"] and records[0]["sha256"] != records[1]["sha256"]
     assert "interpolation" not in records[0]["recipe"] and records[0]["caution"] == ""
-    split = replace(judged, name="train")
-    assert record_evaluation(split)["caution"] == "these are its own training images"
 
 
 @pytest.mark.parametrize(("classes", "more"), [(20, 20), (21, 0)])

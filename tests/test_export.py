@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import runpy
 import shutil
 import sys
@@ -162,20 +163,22 @@ def test_the_picture_of_an_example_is_as_bright_as_the_model_sees_it(tmp_path):
 @pytest.mark.parametrize(("form", "inside"), [("onnx", False), ("onnx", True), ("int8", False)])
 def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path, capsys, deployed, form, inside):
     folder, _ = export_run(run, form, out=tmp_path / "new", preprocess_inside=inside)
-    deployed["main"]("--check", str(folder))
-    told = capsys.readouterr().out
-    assert told.startswith("the logits of ") and "its pixels, fitted here, differ by 0 of 255 at most" in told
-    said = json.loads((folder / "example.json").read_text())
-    said["logits"][0] += 0.3
-    (folder / "example.json").write_text(json.dumps(said))
-    with pytest.raises(SystemExit) as ended:
-        deployed["main"]("--check", str(folder))
-    assert ended.value.code == 1 and "differ by 0.3 at most" in capsys.readouterr().out
+    shutil.copytree(folder, tmp_path / "copy")
+    said, code = json.loads((folder / "example.json").read_text()), {}
+    for off in (0.0, 0.3, math.nan):
+        other = said | {"logits": [said["logits"][0] + off, *said["logits"][1:]]}
+        (folder / "example.json").write_text(json.dumps(other))
+        with pytest.raises(SystemExit) as ended:
+            deployed["main"]("--check", str(folder), str(tmp_path / "copy"))
+        code[off] = ended.value.code
+    told = capsys.readouterr().out.splitlines()
+    assert list(code.values()) == [0, 1, 1] and told[4].startswith(f"{folder}: logits differ by 0.3 at most")
+    assert len(told) == 12 and told[1] == f"{folder}: 0.00% of the pixels differ by more than a level, at most by 0"
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_the_example_refuses_what_has_more_than_8_bits(deployed, mode):
-    with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: divide 16-bit gray by 257, .*round"):
+    with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: multiply by 255 / white .*round"):
         deployed["pixels"](Image.new(mode, (8, 8)), {})
 
 

@@ -62,6 +62,8 @@ class Judged:
     """Why the figures are worth less than they seem, if known."""
     data: str = ""
     """The name of the set, if known."""
+    own_labels: np.ndarray | None = None
+    """(N,), the labels as the set numbers them, if known: the model's classes may come in another order."""
 
     @cached_property
     def figures(self) -> dict:
@@ -224,9 +226,12 @@ def judge_run(
             f"these are not the {split} images of the run, or in another order: were files changed or renamed? Some "
             "may be among those that it learnt from"
         )
+    elif data is None and split == "train":
+        caution = "these are the images that the model learnt from: figures on them are too good"
     if caution:
         log.warning("%s", caution)
-    return replace(judged, caution=caution, data=image_set.name)
+    own_labels = image_set.split(split).labels[judged.rows]
+    return replace(judged, caution=caution, data=image_set.name, own_labels=own_labels)
 
 
 def record_evaluation(judged: Judged) -> dict:
@@ -237,17 +242,15 @@ def record_evaluation(judged: Judged) -> dict:
     fitted |= {"start.weights": None}  # a run from scratch has the same pixels
     if preprocess.interpolation != "bicubic":
         fitted["interpolation"] = preprocess.interpolation
-    names = np.array(judged.bundle.class_names)[judged.labels.numpy()]
-    labels = np.unique(names, return_inverse=True)[1]  # in an order of their own, as models have others
     return {
         "sha256": judged.bundle.digest(),
         "params": sum(weight.numel() for weight in judged.bundle.model.parameters()),
         "recipe": fitted,
         "data": {
             "name": judged.data,
-            "hash": {judged.name: digest_of(Split(judged.images, labels))},
+            "hash": {judged.name: digest_of(Split(judged.images, judged.own_labels))},
         },
-        "caution": judged.caution or "these are its own training images" * (judged.name == "train"),
+        "caution": judged.caution,
     }
 
 

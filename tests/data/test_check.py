@@ -138,6 +138,9 @@ def test_levels_of_twelve_bits_in_files_of_sixteen_are_noticed(tmp_path):
         if told:
             white = preprocess_of(channels=1, white=4095 * factor)
             assert "brighter than" not in "".join(check(image_set, Batches(image_set.train, white, batch_size=8)))
+            assert findings[-1].endswith("give their white, data.white=4095 or 16383")
+            dark = Batches(image_set.train, preprocess_of(channels=1), batch_size=8)
+            assert check(image_set, dark, white=65535.0)[-1].endswith("so few gray levels are left")
 
 
 def test_findings_name_the_files(tmp_path):

@@ -8,10 +8,11 @@ from dataclasses import replace
 from shutil import copytree
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from scipy.stats import ttest_ind
 from sklearn.metrics import f1_score
-from tiny import tiny_recipe, tiny_set, write_images
+from tiny import stripes, tiny_recipe, tiny_set, write_images
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
@@ -312,11 +313,30 @@ def test_models_are_compared_by_what_they_were_asked_later(vitreous, runs, tmp_p
     assert judged_apart([a, read_run(runs / "a")]).startswith("They were not judged on the same test images")
     code, out, _ = vitreous("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c.html")
     assert code == 0 and "against the first" in out and "2 runs on new." in (tmp_path / "c.html").read_text()
-    assert differences([a, read_run(runs / "a")]) == []  # an evaluation knows no recipe
+    assert "An evaluation knows no recipe." in (tmp_path / "c.html").read_text()
+    trained = [read_run(runs / name) for name in "ab"]
+    assert differences([a, trained[0]]) == []
+    differ = dict(differences([a, *trained]))
+    assert differ["seed"] == ["", "0", "5"] and differ.keys() == dict(differences(trained)).keys()
     record = json.loads((tmp_path / "b" / "evaluation.json").read_text()) | {"caution": "3 of these are copies"}
     (tmp_path / "b" / "evaluation.json").write_text(json.dumps(record))
     said = f"{tmp_path / 'b'}: 3 of these are copies."
     assert vitreous("compare", tmp_path / "a", tmp_path / "b")[1].endswith(f"\n{said}\n")
+
+
+def test_a_run_and_an_evaluation_of_its_test_images_are_on_the_same_ones(vitreous, tmp_path):
+    pixels, labels = stripes(24)
+    rows = [f"{i}.png,{('z', 'a', 'm')[label]},{'test' if i % 4 == 3 else 'train'}" for i, label in enumerate(labels)]
+    for i, image in enumerate(pixels):
+        Image.fromarray(image[0]).save(tmp_path / f"{i}.png")
+    (tmp_path / "t.csv").write_text("\n".join(["file,label,split", *rows]))
+    data = {"source": str(tmp_path / "t.csv"), "val_fraction": 0.25}
+    quiet = {"console": Console(file=io.StringIO()), "pictures": False, "device": "cpu"}
+    fit(tiny_recipe(epochs=1, data=data), out=tmp_path / "a", **quiet)
+    assert vitreous("evaluate", tmp_path / "a", "--out", tmp_path / "e", "--device", "cpu")[0] == 0
+    run, asked = read_run(tmp_path / "a"), read_run(tmp_path / "e")
+    assert judged_apart([run, asked]) == "" and run.data["hash"]["test"] == asked.data["hash"]["test"]
+    assert against(run, asked, "test") == "+0.00 points (0 gained, 0 lost, p = 1)"
 
 
 def test_names_in_brackets_stand_in_the_tables(runs):

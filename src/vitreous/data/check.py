@@ -29,10 +29,11 @@ def check(
     val: Split | Batches | None = None,
     group: str | None = None,
     val_chooses: bool = True,
+    white: float | None = None,
 ) -> list[str]:
     """Findings about the splits of a run, one line each. Only the splits that are given are read.
 
-    group: what `data.group` says. val_chooses: whether validation images choose what is kept.
+    group, white: what `data.group` and `data.white` say. val_chooses: whether validation images choose what is kept.
     """
     counts = np.bincount(train.labels, minlength=len(image_set.class_names))
     findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts)
@@ -51,9 +52,10 @@ def check(
     rows = even_rows(len(train.images), SAMPLE)
     brightest = np.median(train.images.pixels[train.images.rows[rows]].max(axis=(1, 2, 3)))
     if brightest <= DARK:  # in most images, as a scale bar or a speck may be brighter
+        way_out = ": if these are 12- or 14-bit images in 16-bit files, give their white, data.white=4095 or 16383"
         findings.append(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
-            "left: if these are 12- or 14-bit images in 16-bit files, give their white, data.white=4095 or 16383"
+            f"left{way_out if white is None else ''}"
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)

@@ -214,7 +214,7 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
         return None
     shape = "x".join(map(str, preprocess.shape))
     crop = "" if preprocess.crop_fraction == 1 else f"-{preprocess.crop_fraction}"
-    white = "" if preprocess.white is None else f"-white-{preprocess.white:g}"
+    white = "" if preprocess.white is None else f"-white-{preprocess.white!r}"
     file = cache / f"{key}-{FITTING}-{shape}-{preprocess.interpolation}-{preprocess.fit}{crop}{white}.npy"
     needed = _bytes(images.whole(), preprocess)
     try:

@@ -30,7 +30,7 @@ TIMM_BASE = "vit_base_patch16_224"  # all its arguments are given
 def write_timm(bundle: Bundle, folder: Path) -> Answer:
     """`model.safetensors` and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     config, preprocess = bundle.model.config, bundle.preprocess
-    lacks = _lacks(config)
+    lacks = _lacks(bundle)
     if config.pool == "cls_mean":
         lacks.append("head that reads the class token and the mean")
     if config.norm_eps != TIMM_EPSILON:
@@ -89,7 +89,7 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
     """What transformers' `from_pretrained` reads: its ViT or, for class token and mean together, its DINOv2."""
     config = bundle.model.config
     dino = config.pool == "cls_mean"
-    lacks = _lacks(config)
+    lacks = _lacks(bundle)
     if config.pool == "mean":
         lacks.append("mean pooling")
     if config.qk_norm:
@@ -198,8 +198,9 @@ def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights,
     return weights, config.changed(position_tokens="patches")
 
 
-def _lacks(config: ViTConfig) -> list[str]:
-    """The parts of a model that neither library's ViT has."""
+def _lacks(bundle: Bundle) -> list[str]:
+    """The parts of a model, and of its preprocessing, that neither library's ViT has."""
+    config = bundle.model.config
     parts = {
         "convolutional stem": config.patch_embedding == "conv_stem",
         "rotary positions": config.positions == "rope",
@@ -207,6 +208,7 @@ def _lacks(config: ViTConfig) -> list[str]:
         "sequence pooling": config.pool == "attention",
         "convolution in the MLP": config.mlp_conv,
         "hidden layer in the head": config.head_hidden > 0,
+        "level for white (data.white)": bundle.preprocess.white is not None,
     }
     return [part for part, there in parts.items() if there]
 

@@ -123,7 +123,7 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
     colour = {1: "gray", 3: "RGB, in this order"}.get(C, f"{C} channels")
     deep = "16-bit gray divided by 257"
     if preprocess.white is not None:
-        deep = f"gray of more than 8 bits multiplied by 255 / {preprocess.white:g}"
+        deep = f"gray of more than 8 bits cut off at {preprocess.white!r} and multiplied by 255 / {preprocess.white!r}"
     return {
         "producer": f"vitreous {version('vitreous')}",
         "sha256": bundle.digest(),

@@ -114,13 +114,13 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
 
 
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
-    """The keys in which the recipes differ, with the value of each run; "" for one that has no such key.
-
-    Nothing where one is an evaluation, which knows no recipe.
-    """
-    keys = dict.fromkeys(key for run in runs for key in run.recipe if all("seed" in each.recipe for each in runs))
-    rows = [(key, [str(run.recipe.get(key, "")) for run in runs]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    """The keys in which the recipes differ, with the value of each run; "" for one that has no such key, and for an
+    evaluation, which knows no recipe."""
+    recipes = [run.recipe if "seed" in run.recipe else {} for run in runs]
+    trained = [recipe for recipe in recipes if recipe]
+    keys = dict.fromkeys(key for recipe in trained for key in recipe)
+    differ = [key for key in keys if len({str(recipe.get(key, "")) for recipe in trained}) > 1]
+    return [(key, [str(recipe.get(key, "")) for recipe in recipes]) for key in differ]
 
 
 def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -263,7 +263,8 @@ def _curves(runs: Sequence[Finished]) -> str:
 def _recipes(runs: Sequence[Finished]) -> str:
     rows = differences(runs)
     if not rows:
-        return "<p>The recipes are the same.</p>"
+        known = sum("seed" in run.recipe for run in runs)
+        return f"<p>{'The recipes are the same' if known > 1 else 'An evaluation knows no recipe'}.</p>"
     return '<p class="note">Only what differs.</p>' + _table(rows, [run.name for run in runs], "Recipes")
 
 

@@ -41,7 +41,8 @@ def describe(job: Job, new: bool) -> None:
         f"{f' x {job.engine.processes}' if job.engine.processes > 1 else ''}, precision {job.precision}",
     )
     chooses = not job.recipe.start.probe  # which few images do not choose
-    for finding in check(job.data, job.plain_batches, job.val_batches, job.recipe.data.group, chooses):
+    batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
+    for finding in check(job.data, *batches, group, chooses, white):
         if new:
             log.warning(finding)
         else:
