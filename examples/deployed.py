@@ -23,8 +23,8 @@ def pixels(image: Image.Image, how: dict) -> np.ndarray:
     """An image of 8 bits as the model was trained to see it, uint8 (C, H, W): its centre is resized in one step."""
     if image.mode.startswith(("I", "F")):
         raise ValueError(
-            f"{image.mode} is more than 8 bits a pixel: multiply by 255 / white (as the metadata have it, else 65535, of "
-            "floats 1) and round (docs/deploying.md)"
+            f"{image.mode} is more than 8 bits a pixel: multiply by 255 / white (as the metadata have it, else 65535, "
+            "of floats 1) and round (docs/deploying.md)"
         )
     rows, columns = how["image_size"]
     image = ImageOps.exif_transpose(image)
