@@ -226,10 +226,10 @@ def judge_run(
             f"these are not the {split} images of the run, or in another order: were files changed or renamed? Some "
             "may be among those that it learnt from"
         )
-    elif data is None and split == "train":
-        caution = "these are the images that the model learnt from: figures on them are too good"
     if caution:
         log.warning("%s", caution)
+    elif data is None and split == "train":  # who asks for these knows it; who reads the report may not
+        caution = "these are the images that the model learnt from: figures on them are too good"
     own_labels = image_set.split(split).labels[judged.rows]
     return replace(judged, caution=caution, data=image_set.name, own_labels=own_labels)
 
