@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 from pydantic import ValidationError
+from tiny import EVERYTHING
 
 from vitreous import augment as augmentation
 from vitreous.augment import Augment, Changes, draw, plan, randaugment
@@ -17,21 +18,6 @@ from vitreous.augment.geometry import maps_of
 from vitreous.augment.randaugment import COLOR_OPS, OPS, draw_ops, warp
 
 FILL = torch.tensor([0.2, 0.5, 0.8])
-EVERYTHING = Augment(
-    flip=0.5,
-    shift=4,
-    crop_scale=(0.3, 1),
-    rotation=15,
-    scale=0.2,
-    shear=10,
-    padding="mean",
-    color=0.4,
-    randaugment_ops=2,
-    erase=0.5,
-    mixup=0.8,
-    cutmix=1,
-    mix_probability=0.9,
-)
 
 
 def pictures(count: int, channels: int = 3, side: int = 32, size: tuple[int, int] | None = None) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from vitreous.augment import Augment
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import ArrayImages
 from vitreous.model import ViT, ViTConfig
@@ -23,6 +24,21 @@ TIMES = (
     "train_seconds", "step_seconds", "total_seconds", "val_seconds", "compile_seconds", "seconds", "images_per_second",
     "peak_memory", "tracker_id",
 )  # fmt: skip
+EVERYTHING = Augment(
+    flip=0.5,
+    shift=4,
+    crop_scale=(0.3, 1),
+    rotation=15,
+    scale=0.2,
+    shear=10,
+    padding="mean",
+    color=0.4,
+    randaugment_ops=2,
+    erase=0.5,
+    mixup=0.8,
+    cutmix=1,
+    mix_probability=0.9,
+)
 
 
 def stripes(count: int = 48, classes: int = 3, channels: int = 1, side: int = 8, seed: int = 0):

@@ -6,26 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import EVERYTHING
 
-from vitreous.augment import Augment, draw
+from vitreous.augment import draw
 from vitreous.train import checkpoint
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.order import balanced_order, epoch_order
 
 CPU = torch.device("cpu")
-EVERYTHING = Augment(
-    flip=0.5,
-    shift=4,
-    crop_scale=(0.3, 1),
-    rotation=15,
-    scale=0.2,
-    shear=10,
-    color=0.4,
-    randaugment_ops=2,
-    erase=0.5,
-    mixup=0.8,
-    cutmix=1,
-)
 CONTENT = {
     "data": {"train": "ab12"},
     "model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(7)},
