@@ -144,14 +144,16 @@ def _series(image_set: ImageSet) -> list[str]:
     images = image_set.train.images
     if not isinstance(images, FileImages) or len(images) > LISTED:
         return []
-    places = [
-        name for name in images.places() if name.rpartition(".")[0][-1:].isdecimal()
-    ]  # others take long to search
-    found = [match[1] for name in places if (match := re.search(SERIES, name))]
+    found = []
+    for name in images.places():
+        numbered = name.rpartition(".")[0][-1:].isdecimal()  # one that is not takes long to search
+        if not (match := numbered and re.search(SERIES, name)):
+            return []
+        found.append(match[1])
     names, counts = np.unique(found, return_counts=True)
     long = counts >= SHORTEST_SERIES
     few = long.sum() < 2 * len(image_set.class_names)  # as where each class is one
-    if few or len(found) < len(images) or counts[long].sum() < 0.8 * len(images):
+    if few or counts[long].sum() < 0.8 * len(images):
         return []
     return [
         f"the names count {long.sum()} series, such as {names[long][0]} ({counts[long][0]} images): if each shows one "

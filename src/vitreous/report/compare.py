@@ -116,7 +116,7 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
 def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     """The keys in which the recipes differ, with the value of each run; "" for one that has no such key, and for an
     evaluation, which knows no recipe."""
-    recipes = [run.recipe if "seed" in run.recipe else {} for run in runs]
+    recipes = [run.recipe if run.is_run else {} for run in runs]
     trained = [recipe for recipe in recipes if recipe]
     keys = dict.fromkeys(key for recipe in trained for key in recipe)
     differ = [key for key in keys if len({str(recipe.get(key, "")) for recipe in trained}) > 1]
@@ -130,7 +130,7 @@ def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, lis
     difference of means is Welch's (1947), over newly drawn seeds.
     """
     by_recipe: dict[str, dict[int, Finished]] = {}
-    for run in (run for run in runs if "seed" in run.recipe):
+    for run in (run for run in runs if run.is_run):
         by_recipe.setdefault(run.but_for_seed, {}).setdefault(run.recipe["seed"], run)
     several = [list(found.values()) for found in by_recipe.values() if len(found) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
@@ -263,7 +263,7 @@ def _curves(runs: Sequence[Finished]) -> str:
 def _recipes(runs: Sequence[Finished]) -> str:
     rows = differences(runs)
     if not rows:
-        known = sum("seed" in run.recipe for run in runs)
+        known = sum(run.is_run for run in runs)
         return f"<p>{'The recipes are the same' if known > 1 else 'An evaluation knows no recipe'}.</p>"
     return '<p class="note">Only what differs.</p>' + _table(rows, [run.name for run in runs], "Recipes")
 

@@ -37,7 +37,7 @@ class Finished:
         times = Counter()
         if self.answers.exists():
             for row in read_csv(self.answers, ("split", "image", "class", "answer")):
-                split = row["split"] if "seed" in self.recipe else "test"
+                split = row["split"] if self.is_run else "test"
                 image = split, row["image"], row["class"]
                 times[image] += 1
                 answer = row["answer"] == row["class"], row.get("group", "")
@@ -45,10 +45,15 @@ class Finished:
         return splits
 
     @property
+    def is_run(self) -> bool:
+        """Whether it is a run, or a cross-validation, of which the recipe is known; else an evaluation."""
+        return "seed" in self.recipe
+
+    @property
     def but_for_seed(self) -> str:
         """What runs that differ in nothing but the seed have in common, and others do not."""
         cut = {"data.split_seed": None} if "by_fold" in self.results else {}  # which the seed determines, too
-        alone = "" if "seed" in self.recipe else self.name  # an evaluation does not know its seed
+        alone = "" if self.is_run else self.name  # an evaluation does not know its seed
         return repr((self.data["name"], self.recipe | {"seed": None} | cut, alone))
 
     def figure(self, split: str, key: str) -> float | None:
