@@ -257,9 +257,9 @@ def record_evaluation(judged: Judged) -> dict:
 def learnt_hashes(run: Trained) -> np.ndarray:
     """`image_hashes` of the images that a run, and what it started from, learnt from: uint64 (N,), as far as is
     recorded."""
-    folder = None if isinstance(run, Bundle) else find_record(run)
-    file = None if folder is None else folder / TRAIN_HASHES
-    return np.fromfile(file, np.uint64) if file is not None and file.is_file() else np.empty(0, np.uint64)
+    if (folder := find_record(run)) is None or not (folder / TRAIN_HASHES).is_file():
+        return np.empty(0, np.uint64)
+    return np.fromfile(folder / TRAIN_HASHES, np.uint64)
 
 
 def _others(judged: Judged, folder: Path) -> bool:
@@ -281,7 +281,7 @@ def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
 
 def record_of(run: Trained) -> tuple[Path | None, DataOptions]:
     """The folder with the record of a run, and its data options; None and the defaults if there is no record."""
-    folder = None if isinstance(run, Bundle) else find_record(run)
+    folder = find_record(run)
     return folder, DataOptions() if folder is None else read_recipe(folder / "recipe.yaml").data
 
 

@@ -235,22 +235,14 @@ def chance_error(logits: Tensor) -> tuple[float, float]:
     return errors.mean().item(), errors.quantile(0.95).item()
 
 
-class Covered(NamedTuple):
-    """The answers whose probability is at least a threshold."""
-
-    threshold: float
-    count: int
-    right: int
-
-
-def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> list[Covered]:
-    """For each threshold, how many answers are so confident, and how many of these are right.
+def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> list[tuple[float, int, int]]:
+    """Each threshold, how many answers are so confident, and how many of these are right.
 
     logits (N, K), labels (N,).
     """
     confidence, answers = logits.double().softmax(dim=1).max(dim=1)
     kept = [(threshold, confidence >= threshold) for threshold in thresholds]
-    return [Covered(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
+    return [(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, groups: np.ndarray | None = None) -> float:

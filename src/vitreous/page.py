@@ -14,11 +14,11 @@ MARK = '<meta name="generator" content="Vitreous">'
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
+def document(*, title: str, sheet: Path, body: str) -> str:
     """A whole HTML document, in light and dark.
 
-    title: plain text. sheet: the CSS file for this kind of page, added after `page.css`, which all pages share. body,
-    head: HTML, the content of the body and additions to the head.
+    title: plain text. sheet: the CSS file for this kind of page, added after `page.css`, which all pages share. body:
+    HTML. The empty icon is one that browsers would request otherwise.
     """
     style = LOOK.read_text(encoding="utf-8") + sheet.read_text(encoding="utf-8")
     return (
@@ -26,7 +26,7 @@ def document(*, title: str, sheet: Path, body: str, head: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"{MARK}\n"
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n{head}'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 

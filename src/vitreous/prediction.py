@@ -148,8 +148,7 @@ def precision_for(run: Trained, precision: str, device: torch.device) -> str:
 
 def own_precision(run: Trained) -> str:
     """The precision of a run's recipe; auto if unknown, or if float16, which is slow on most CPUs."""
-    folder = None if isinstance(run, Bundle) else find_record(run)
-    if folder is None:
+    if (folder := find_record(run)) is None:
         return "auto"
     try:  # not by `read_recipe`, whose imports would delay the first answer
         asked = yaml.safe_load((folder / "recipe.yaml").read_text()).get("precision", "auto")

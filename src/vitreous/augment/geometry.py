@@ -17,7 +17,7 @@ from vitreous.augment.config import Augment
 from vitreous.augment.draws import between
 
 
-def _map(*entries: Tensor | float) -> Tensor:
+def affine(*entries: Tensor | float) -> Tensor:
     """[[a, b, x], [c, d, y], [0, 0, 1]] (B, 3, 3) float64 from a b x c d y, each a number or (B,)."""
     columns = [torch.as_tensor(entry, dtype=torch.float64) for entry in (*entries, 0, 0, 1)]
     return torch.stack(torch.broadcast_tensors(*columns), dim=-1).view(-1, 3, 3)
@@ -29,27 +29,27 @@ def maps_of(draws: dict[str, Tensor], config: Augment, epoch: int, H: int, W: in
     if config.crop_scale:
         area, ratio, x, y = draws["crop"].unbind(1)
         height, width = box_size(area, ratio, config.crop_scale, config.crop_ratio, H, W)
-        maps.append(_map(width / W, 0, (x - 0.5) * (W - width), 0, height / H, (y - 0.5) * (H - height)))
+        maps.append(affine(width / W, 0, (x - 0.5) * (W - width), 0, height / H, (y - 0.5) * (H - height)))
     if config.flip:
         flipped = draws["flip"][:, 0] < config.flip
         if config.alternate_flip and epoch % 2:
             flipped = ~flipped
-        maps.append(_map(1 - 2 * flipped.double(), 0, 0, 0, 1, 0))
+        maps.append(affine(1 - 2 * flipped.double(), 0, 0, 0, 1, 0))
     if config.vertical_flip:
         upside_down = draws["vertical_flip"][:, 0] < config.vertical_flip
-        maps.append(_map(1, 0, 0, 0, 1 - 2 * upside_down.double(), 0))
+        maps.append(affine(1, 0, 0, 0, 1 - 2 * upside_down.double(), 0))
     if config.rotation:
         angle = between(draws["rotation"][:, 0], math.radians(config.rotation))  # > 0: counter-clockwise
-        maps.append(_map(angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0))
+        maps.append(affine(angle.cos(), -angle.sin(), 0, angle.sin(), angle.cos(), 0))
     if config.scale:
         zoom = 1 + between(draws["scale"][:, 0], config.scale)
-        maps.append(_map(1 / zoom, 0, 0, 0, 1 / zoom, 0))
+        maps.append(affine(1 / zoom, 0, 0, 0, 1 / zoom, 0))
     if config.shear:
         angle = between(draws["shear"][:, 0], math.radians(config.shear))
-        maps.append(_map(1, angle.tan(), 0, 0, 1, 0))
+        maps.append(affine(1, angle.tan(), 0, 0, 1, 0))
     if config.shift:
         x, y = (draws["shift"] * (2 * config.shift + 1)).floor().sub(config.shift).unbind(1)  # whole pixels
-        maps.append(_map(1, 0, -x, 0, 1, -y))
+        maps.append(affine(1, 0, -x, 0, 1, -y))
     return maps
 
 

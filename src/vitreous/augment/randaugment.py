@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vitreous.augment.geometry import affine
+
 OPS = (
     "autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "color",
     "contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
@@ -46,8 +48,7 @@ def warp(op: Tensor, level: Tensor, H: int, W: int) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     x = amount("translate_x", 0.45 * W) + shear_x * H / 2  # PIL shears about the top left corner
     y = amount("translate_y", 0.45 * H) + shear_y * W / 2
-    zero, one = torch.zeros_like(x), torch.ones_like(x)
-    return torch.stack([cos, shear_x - sin, x, shear_y + sin, cos, y, zero, zero, one], dim=1).view(-1, 3, 3)
+    return affine(cos, shear_x - sin, x, shear_y + sin, cos, y)
 
 
 class Recolor(NamedTuple):

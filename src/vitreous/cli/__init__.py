@@ -35,7 +35,6 @@ STOPS = (signal.SIGTERM, signal.SIGHUP)
 app = typer.Typer(
     help="Train Vision Transformers from scratch on the images you have, and see through them.",
     no_args_is_help=True,
-    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

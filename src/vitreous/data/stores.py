@@ -104,12 +104,13 @@ class Images(ABC):
                 raise BrokenImage(f"{self._name(int(row))}: {reason(error)}") from error
         return fitted
 
-    def at_own_size(self, row: int) -> np.ndarray:
-        """A copy of one image as it is, upright: uint8 (C, H, W). Raises BrokenImage."""
+    def at_own_size(self, row: int, white: float | None = None) -> np.ndarray:
+        """A copy of one image as it is, upright: uint8 (C, H, W). white: as `Preprocess` has it. Raises BrokenImage."""
         stored = int(self.rows[row])
         try:
             C, H, W = self._shape(stored)
-            return np.array(self._fit(stored, Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C)))
+            whole = Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C, white=white)
+            return np.array(self._fit(stored, whole))
         except Exception as error:
             raise BrokenImage(f"{self._name(stored)}: {reason(error)}") from error
 

@@ -95,8 +95,7 @@ def random_order(
         faithfulness(model, images, order.expand(len(images), -1, -1), target, temperature, against)
         for order in random_maps(model, ORDERS).to(images.device)
     ]
-    deletion, insertion = (torch.stack(curves).mean(dim=0) for curves in list(zip(*drawn, strict=True))[1:])
-    return Curves(drawn[0].shares, deletion, insertion)
+    return Curves(*(torch.stack(parts).mean(dim=0) for parts in zip(*drawn, strict=True)))
 
 
 def random_maps(model: ViT, count: int, seed: int = 0) -> Tensor:

@@ -30,12 +30,11 @@ TIMM_BASE = "vit_base_patch16_224"  # all its arguments are given
 def write_timm(bundle: Bundle, folder: Path) -> Answer:
     """`model.safetensors` and `config.json` for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     config, preprocess = bundle.model.config, bundle.preprocess
-    lacks = _lacks(bundle)
-    if config.pool == "cls_mean":
-        lacks.append("head that reads the class token and the mean")
-    if config.norm_eps != TIMM_EPSILON:
-        lacks.append(f"LayerNorm with an epsilon of {config.norm_eps:g}")
-    _refuse(lacks, "timm")
+    beyond = {
+        "head that reads the class token and the mean": config.pool == "cls_mean",
+        f"LayerNorm with an epsilon of {config.norm_eps:g}": config.norm_eps != TIMM_EPSILON,
+    }
+    _refuse(bundle, "timm", beyond)
     weights, config = reworded(bundle)
     if config.registers and config.position_tokens == "class":
         weights, config = without_placed_prefix(weights, config)
@@ -89,18 +88,14 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
     """What transformers' `from_pretrained` reads: its ViT or, for class token and mean together, its DINOv2."""
     config = bundle.model.config
     dino = config.pool == "cls_mean"
-    lacks = _lacks(bundle)
-    if config.pool == "mean":
-        lacks.append("mean pooling")
-    if config.qk_norm:
-        lacks.append("normalised queries and keys")
-    if not dino and config.layer_scale is not None:
-        lacks.append("LayerScale")
-    if not dino and config.registers:
-        lacks.append("registers")
-    if dino and config.mlp_dim % config.dim:
-        lacks.append(f"MLP {config.mlp_dim / config.dim:g} times as wide as a token")
-    _refuse(lacks, "Hugging Face")
+    beyond = {
+        "mean pooling": config.pool == "mean",
+        "normalised queries and keys": config.qk_norm,
+        "LayerScale": not dino and config.layer_scale is not None,
+        "registers": not dino and config.registers > 0,
+        f"MLP {config.mlp_dim / config.dim:g} times as wide as a token": dino and config.mlp_dim % config.dim > 0,
+    }
+    _refuse(bundle, "Hugging Face", beyond)
     preparation = preprocessing_of(bundle.preprocess)
     weights, config = reworded(bundle)
     if config.placed_prefix != 1:
@@ -198,8 +193,8 @@ def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights,
     return weights, config.changed(position_tokens="patches")
 
 
-def _lacks(bundle: Bundle) -> list[str]:
-    """The parts of a model, and of its preprocessing, that neither library's ViT has."""
+def _refuse(bundle: Bundle, library: str, beyond: dict[str, bool]) -> None:
+    """Raises ValueError for a model with parts that neither library's ViT has, or that are `beyond` this one's."""
     config = bundle.model.config
     parts = {
         "convolutional stem": config.patch_embedding == "conv_stem",
@@ -210,11 +205,7 @@ def _lacks(bundle: Bundle) -> list[str]:
         "hidden layer in the head": config.head_hidden > 0,
         "level for white (data.white)": bundle.preprocess.white is not None,
     }
-    return [part for part, there in parts.items() if there]
-
-
-def _refuse(lacks: list[str], library: str) -> None:
-    if lacks:
+    if lacks := [part for part, there in (parts | beyond).items() if there]:
         raise ValueError(f"{library}'s ViT has no {', no '.join(lacks)}: export onnx or pt2, which hold any model")
 
 

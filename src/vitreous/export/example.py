@@ -12,7 +12,6 @@ from vitreous.data.stores import Images
 from vitreous.export.graphs import Answer
 from vitreous.export.receipt import Inputs
 from vitreous.files import write_json
-from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
 EXAMPLE, PICTURE = "example.json", "example.png"
@@ -44,11 +43,10 @@ def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -
 
 def _write_picture(path: Path, image: Images, white: float | None) -> bool:
     """Save an image before resizing, but upright, opaque and 8-bit; returns whether it could be kept."""
-    C, *size = image.shape
-    if C not in (1, 3) or C * size[0] * size[1] > LARGEST:
+    C, H, W = image.shape
+    if C not in (1, 3) or C * H * W > LARGEST:
         return False
-    whole = Preprocess(image_size=tuple(size), mean=(0.5,) * C, std=(0.5,) * C, white=white)  # no resizing
-    (planes,) = image.read([0], whole)  # (C, H, W)
+    planes = image.at_own_size(0, white)  # (C, H, W)
     pixels = planes[0] if C == 1 else np.ascontiguousarray(planes.transpose(1, 2, 0))
     Image.fromarray(pixels).save(path)
     return True

@@ -9,6 +9,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -17,7 +18,7 @@ from pydantic import (
 
 from vitreous.augment import Augment
 from vitreous.messages import did_you_mean, one_line
-from vitreous.model.config import ViTConfig
+from vitreous.model.config import Pair, ViTConfig
 from vitreous.model.sizes import SIZES, size
 from vitreous.recipe.options import DataOptions, DistillOptions, Duration, OptimOptions, Section, StartOptions
 
@@ -69,28 +70,23 @@ class Recipe(Section):
     def _leave_size_to_data(cls, fields: Any, info: ValidationInfo) -> Any:
         """A model without an image size is checked with 16 patches a side, and counts as having none given.
 
-        So is one whose patches are those of the weights it starts from, but it keeps an image size it is given.
+        One that is given a size, but has the patches of the weights it starts from, is checked with patches of a pixel.
         """
         if not isinstance(fields, dict):
             return fields
         named = (size(str(fields["size"])) if "size" in fields else {}) | fields
-        starts = "start" in info.data and info.data["start"].weights is not None
-        if "image_size" in fields and not (starts and "patch_size" not in named):
+        if "image_size" not in fields:
+            try:
+                P, Q = TypeAdapter(Pair).validate_python(named.get("patch_size", 16))
+            except ValidationError:
+                return fields  # whose patch size is refused
+            stand_in = {"image_size": (16 * P, 16 * Q)}
+        elif "patch_size" not in named and "start" in info.data and info.data["start"].weights is not None:
+            stand_in = {"patch_size": 1}
+        else:
             return fields
-        patch, given = named.get("patch_size", 16), {"image_size"} & fields.keys()
-        try:
-            side = [16 * int(p) for p in (patch if isinstance(patch, list | tuple) else (patch, patch))]
-        except (TypeError, ValueError, OverflowError):
-            side = []
-        if len(side) != 2 or min(side) < 1:
-            return fields  # whose patch size is refused
-        model = ViTConfig.model_validate(fields | {"image_size": side})
-        values = dict(model)
-        if given:  # any size fits patches of one pixel, which stand in for those of the weights
-            one_pixel = {"image_size": fields["image_size"], "patch_size": 1}
-            alone = ViTConfig.model_validate(one_pixel)
-            values |= {"image_size": alone.image_size, "patch_size": alone.patch_size}
-        return ViTConfig.model_construct((model.model_fields_set - {"image_size"}) | given, **values)
+        model = ViTConfig.model_validate(fields | stand_in)
+        return ViTConfig.model_construct(model.model_fields_set - stand_in.keys(), **dict(model))
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

@@ -105,10 +105,8 @@ def reliability_legend() -> str:
         "under": "more often right than sure",
         "share": "how many answers",
     }
-    square = '<svg viewBox="0 0 24 10" aria-hidden="true"><rect class="{}" x="7" width="10" height="10"/></svg>'
-    dashes = '<svg viewBox="0 0 24 10" aria-hidden="true"><line class="diagonal" x1="0" y1="5" x2="24" y2="5"/></svg>'
-    items = [f"<li>{square.format(key)}{text}</li>" for key, text in keys.items()]
-    return f'<ul class="legend">{"".join(items)}<li>{dashes}perfectly calibrated</li></ul>'
+    squares = [(f'<rect class="{kind}" x="7" width="10" height="10"/>', text) for kind, text in keys.items()]
+    return _legend([*squares, ('<line class="diagonal" x1="0" y1="5" x2="24" y2="5"/>', "perfectly calibrated")])
 
 
 def share_bar(value: float, low: float, high: float) -> str:

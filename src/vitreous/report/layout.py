@@ -13,7 +13,6 @@ from vitreous.report.pictures import picture
 
 LAYOUT = Path(__file__).with_suffix(".html")
 SHEET = Path(__file__).with_suffix(".css")
-ICON = '<link rel="icon" href="data:,">\n'  # which browsers would request otherwise
 FOOT = "Written by Vitreous. This page is one file: it loads nothing and sends nothing."
 SPLIT_LABELS = {"train": "training", "val": "validation", "test": "test", "given": "given", "folds": "held-out"}
 
@@ -40,7 +39,7 @@ def lay_out(*, kind: str, heading: str, lead: str, sections: Sequence[Section], 
         sections="\n".join(parts),
         foot=escape(foot),
     )
-    return document(title=f"{heading} · {kind}", sheet=SHEET, body=body, head=ICON)
+    return document(title=f"{heading} · {kind}", sheet=SHEET, body=body)
 
 
 def tiles(values: dict[str, str]) -> str:

@@ -25,9 +25,6 @@ log = logging.getLogger("vitreous")
 RUNS = Path("runs")
 FIRST_BATCH = Path("plots/first_batch.png")
 LOG = Path("train.log")
-METRICS = Path("metrics.csv")
-ANSWERS = Path("answers.csv")
-CLASSES = Path("classes.csv")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run or a failed start may leave behind
 # keys that may differ when a run is resumed; of data, weights and teacher the content is compared, not the place
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track"}

@@ -18,7 +18,7 @@ from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
-from vitreous.train.folder import ANSWERS, CLASSES, RUNS, check_same_recipe, optional
+from vitreous.train.folder import RUNS, check_same_recipe, optional
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
 from vitreous.train.start import check_recipe, check_start, check_unseen, load_start
@@ -126,9 +126,9 @@ def conclude(
             )
         )
     lines = ((k, *line) for k, part in enumerate(parts, start=1) for line in answer_lines(replace(part, name="test")))
-    write_csv(folder / ANSWERS, ("fold", *answer_head(data.class_names)), lines)
+    write_csv(folder / "answers.csv", ("fold", *answer_head(data.class_names)), lines)
     counts = sum(part.confusion for part in parts)
-    write_classes({"test": counts}, data.class_names, folder / CLASSES)
+    write_classes({"test": counts}, data.class_names, folder / "classes.csv")
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
     write_json(folder / "results.json", results)
     if pictures:

@@ -25,7 +25,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
-from vitreous.train.folder import METRICS, check_same_recipe
+from vitreous.train.folder import check_same_recipe
 from vitreous.train.loop import Hooks, State, stop_reason, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import steps_per_epoch
@@ -172,7 +172,7 @@ class Job:
     def write_history(self) -> None:
         """Write `metrics.csv`."""
         rows = self.state.history
-        write_csv(self.folder / METRICS, rows[0], (row.values() for row in rows))
+        write_csv(self.folder / "metrics.csv", rows[0], (row.values() for row in rows))
 
     def keep_present(self) -> None:
         """End training here. Without validation images to choose the best epoch, the current weights are kept."""

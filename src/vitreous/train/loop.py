@@ -172,10 +172,9 @@ def train_loop(
             totals += sums
             set_rates(optimizers, rate_factor(optim, progress * total, total))
             if not optimizer_step(model, optimizers, scaler, optim.clip) and scaler.get_scale() < 1:  # halved each time
-                said = (
-                    f"the gradients overflow float16 at step {state.step + 1} of epoch {state.epoch + 1}, however they"
-                )
-                raise _broken(f"{said} are scaled", saved, "precision=float32")
+                where = f"step {state.step + 1} of epoch {state.epoch + 1}"
+                said = f"the gradients overflow float16 at {where}, however they are scaled"
+                raise _broken(said, saved, "precision=float32")
             if average is not None:
                 average.update(done)
 

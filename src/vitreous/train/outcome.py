@@ -14,7 +14,7 @@ from vitreous.device import peak_memory
 from vitreous.evaluation import TRAIN_HASHES, Judged, judge, write_answers, write_classes
 from vitreous.files import replace_file, write_json
 from vitreous.metrics import NAMES, fit_temperature
-from vitreous.train.folder import ANSWERS, CLASSES, optional
+from vitreous.train.folder import optional
 from vitreous.train.job import Job
 from vitreous.train.preview import first_batch
 from vitreous.train.progress import decoding
@@ -71,9 +71,9 @@ def finish(job: Job) -> dict[str, Any]:
     if job.head is not None:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
     job.write_history()  # the file may have more or fewer rows, if a process was killed
-    write_answers(judged.values(), bundle.class_names, job.folder / ANSWERS)
+    write_answers(judged.values(), bundle.class_names, job.folder / "answers.csv")
     counts = {name: answers.confusion for name, answers in judged.items()}
-    write_classes(counts, bundle.class_names, job.folder / CLASSES)
+    write_classes(counts, bundle.class_names, job.folder / "classes.csv")
     if job.pictures:
         _draw(job, judged)
         with optional(job.folder / "report.html"):

@@ -83,8 +83,7 @@ def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple
 
     mean, std = X.mean(axis=0), X.std(axis=0)
     std[std == 0] = 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # an unconverged head is judged as it is
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # judged as it is
         regression = LogisticRegression(C=C, max_iter=1000).fit((X - mean) / std, y)
     coefficients, intercepts = regression.coef_, regression.intercept_
     if len(regression.classes_) == 2:  # one row for both

@@ -183,9 +183,11 @@ def is_shipped(run: os.PathLike[str] | str) -> bool:
         return False
 
 
-def find_record(run: os.PathLike[str] | str) -> Path | None:
+def find_record(run: Trained) -> Path | None:
     """The folder with the recipe and training record of a run, of its `model/`, or of a shipped model, if there is
-    one."""
+    one; a loaded `Bundle` has none."""
+    if isinstance(run, Bundle):
+        return None
     folder = find_bundle(run) if is_shipped(run) else path_of(run)
     if (folder / "recipe.yaml").is_file():
         return folder

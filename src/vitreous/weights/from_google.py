@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
-from vitreous.weights import maps
-from vitreous.weights.maps import HALF, Description, Pairs, Weights, expand, merge_qkv
+from vitreous.weights.maps import HALF, Description, Pairs, Weights, expand
 
 NAME, HEAD = "Google", "head/kernel"
 MARKS = ("embedding/kernel", "Transformer/encoderblock_")
@@ -47,11 +46,7 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     return expand(TENSORS, config.depth) + layers + norms
 
 
-def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
-    return merge_qkv(maps.to_ours({name: _to_torch(name, value) for name, value in theirs.items()}, pairs(config)))
-
-
-def _to_torch(name: str, value: Tensor) -> Tensor:
+def to_torch(name: str, value: Tensor) -> Tensor:
     """A kernel as (outputs, inputs), a bias as a vector. A kernel of unexpected rank is left as it is."""
     layer, _, kind = name.rpartition("/")
     if kind == "bias" and layer.endswith(("/query", "/key", "/value")):

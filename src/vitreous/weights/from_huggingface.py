@@ -14,7 +14,7 @@ from typing import Any
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import maps
-from vitreous.weights.maps import BOTH, Description, Pairs, Weights, expand, merge_qkv, read_temperature, split_qkv
+from vitreous.weights.maps import BOTH, Description, Pairs, Weights, expand, read_temperature, split_qkv
 
 NAME, HEAD = "Hugging Face", "classifier.weight"
 MARKS = ("embeddings.patch_embeddings.", ".attention.attention.query.")
@@ -72,10 +72,6 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     tensors, layers = (TENSORS + DINO_TENSORS, LAYERS + DINO_LAYERS) if dino else (TENSORS, LAYERS + VIT_LAYERS)
     inside = expand(tensors, config.depth) + expand(layers, config.depth, BOTH)
     return [(ours, prefix + theirs) for ours, theirs in inside] + expand([("head", "classifier")], 1, BOTH)
-
-
-def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
-    return merge_qkv(maps.to_ours(theirs, pairs(config, theirs)))
 
 
 def to_theirs(ours: Weights, config: ViTConfig) -> Weights:

@@ -114,10 +114,6 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     return expand(TENSORS, config.depth) + expand(LAYERS + norm, config.depth, BOTH)
 
 
-def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
-    return maps.to_ours(theirs, pairs(config))
-
-
 def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
     """The inverse. Raises ValueError for a part that timm's ViT does not have."""
     return maps.to_theirs(ours, pairs(config), "timm's ViT")
@@ -125,9 +121,7 @@ def to_theirs(ours: Weights, config: ViTConfig) -> Weights:
 
 def from_architecture(name: str, classes: int) -> Description:
     """From a name in ARCHITECTURES."""
-    arguments, patch, side, crop, rest = ARCHITECTURES[name]
-    model = translate(arguments | {"patch_size": patch, "img_size": side, "num_classes": classes})
-    return Description(model, Preprocess(image_size=side, crop_fraction=crop, **rest), None)
+    return from_config({"architecture": name}, classes)
 
 
 def from_config(config: dict[str, Any], classes: int) -> Description:
@@ -138,7 +132,7 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
         raise ValueError(f"timm's '{name}' is not one of the models that can be read: {', '.join(ARCHITECTURES)}")
     arguments, patch, side, crop, rest = ARCHITECTURES[name]
     said = config.get("pretrained_cfg", config)
-    mode = said.get("crop_mode") or "center"
+    mode = said.get("crop_mode") or rest.get("fit", "center")
     if mode not in ("center", "squash"):
         raise ValueError(f"crop_mode '{mode}' is not one of center, squash")
     channels, *side = said.get("input_size") or (3, side, side)

@@ -8,8 +8,7 @@ from collections.abc import Collection
 
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
-from vitreous.weights import maps
-from vitreous.weights.maps import BOTH, IMAGENET, Description, Pairs, Weights, expand
+from vitreous.weights.maps import BOTH, IMAGENET, Description, Pairs, expand
 
 NAME, HEAD = "torchvision", "heads.head.weight"
 MARKS = ("conv_proj.", "encoder.layers.encoder_layer_")
@@ -54,10 +53,6 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     )
     mlp = OLD_MLP if any(".mlp.linear_1." in name for name in names) else MLP
     return expand(TENSORS, config.depth) + expand(LAYERS + mlp + head, config.depth, BOTH)
-
-
-def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
-    return maps.to_ours(theirs, pairs(config, theirs))
 
 
 def from_architecture(name: str, classes: int) -> Description:

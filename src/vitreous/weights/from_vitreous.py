@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 
 from vitreous.model import ViT, ViTConfig
-from vitreous.weights.maps import Pairs, Weights
+from vitreous.weights.maps import Pairs
 
 NAME, HEAD = "Vitreous", "head.weight"
 MARKS = ("patches.",)
@@ -15,7 +15,3 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     """Each tensor name of a model of this config, paired with itself."""
     with torch.device("meta"):
         return [(name, name) for name in ViT(config).state_dict()]
-
-
-def to_ours(theirs: Weights, config: ViTConfig) -> Weights:
-    return dict(theirs)

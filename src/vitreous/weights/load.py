@@ -24,7 +24,7 @@ from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
 from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, read_config
-from vitreous.weights.maps import Description, Weights, merged_name
+from vitreous.weights.maps import Description, Weights, merged_name, to_ours
 from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
@@ -286,11 +286,14 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
     """Account for every tensor of the file and of a model of this config. Raises ValueError for any mismatch."""
     with torch.device("meta"):
         expected = ViT(config).state_dict()
-    homes = {name: merged_name(ours) for ours, name in layout.pairs(config, weights) if merged_name(ours) in expected}
+    pairs = layout.pairs(config, weights)
+    homes = {name: merged_name(ours) for ours, name in pairs if merged_name(ours) in expected}
     headless = not any(_in_head(homes[name]) for name in weights.keys() & homes.keys())
     missing = [name for name, home in homes.items() if name not in weights and not (headless and _in_head(home))]
     missing += sorted(expected.keys() - set(homes.values()))
-    ours = {name: value for name, value in layout.to_ours(weights, config).items() if merged_name(name) in expected}
+    if layout is from_google:
+        weights = {name: from_google.to_torch(name, value) for name, value in weights.items()}
+    ours = {name: value for name, value in to_ours(weights, pairs).items() if merged_name(name) in expected}
     misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
     left_out = {name: _why_left_out(name, layout) for name in weights if name not in homes}
     unexpected = [name for name, reason in left_out.items() if reason == UNEXPECTED]

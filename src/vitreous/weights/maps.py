@@ -59,8 +59,8 @@ def expand(table: Iterable[tuple[str, str]], depth: int, suffixes: Iterable[tupl
 
 
 def to_ours(theirs: Weights, pairs: Pairs) -> Weights:
-    """Tensors under our names; those in no pair are left out."""
-    return {ours: theirs[name] for ours, name in pairs if name in theirs}
+    """Tensors under our names, q, k and v merged; those in no pair are left out."""
+    return merge_qkv({ours: theirs[name] for ours, name in pairs if name in theirs})
 
 
 def to_theirs(ours: Weights, pairs: Pairs, layout: str) -> Weights:
