@@ -1,6 +1,7 @@
 """For all tests: no cache outside the test's own folder, and one thread, so that tests beside each other stay fast."""
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,16 @@ import pytest
 import torch
 from tiny import sealed_set, tiny_recipe, tiny_set
 
-from vitreous.cli import main
+from vitreous.cli import STOPS, main
+
+SHELL = ("VITREOUS_DEBUG", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "RANK", "WORLD_SIZE")
+
+
+def pytest_configure(config):
+    for name in SHELL:  # what a shell or a CI may have set
+        os.environ.pop(name, None)
+    if "gpu" not in config.option.markexpr.replace("not gpu", ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that `auto` is the CPU
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -69,7 +79,10 @@ def vitreous(monkeypatch, capsys):
             main()
         return stop.value.code or 0, *capsys.readouterr()
 
-    return run
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield run
+    for number, handler in before.items():  # `main` sets its own, with which the tests could not be stopped
+        signal.signal(number, handler)
 
 
 @pytest.fixture

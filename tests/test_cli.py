@@ -599,6 +599,14 @@ def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
     assert (code, err) == (2, said)
 
 
+def test_a_hangup_that_nohup_ignores_stays_ignored(vitreous, monkeypatch):
+    before, seen = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
+    monkeypatch.setattr(evaluation, "judge_run", lambda *_, **__: seen.append(signal.getsignal(signal.SIGHUP)) or 1 / 0)
+    vitreous("evaluate", "run")
+    signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN]  # else training would stop when its terminal closes
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_images_are_decoded_leaves_nothing_half_written(vitreous, cache, tmp_path, monkeypatch, number):
     monkeypatch.setattr(loaders, "_decode_all", lambda *_: os.kill(os.getpid(), number))

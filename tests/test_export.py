@@ -160,7 +160,7 @@ def test_the_picture_of_an_example_is_as_bright_as_the_model_sees_it(tmp_path):
 
 
 @needs_onnx
-@pytest.mark.parametrize(("form", "inside"), [("onnx", False), ("onnx", True), ("int8", False)])
+@pytest.mark.parametrize(("form", "inside"), [("onnx", False), ("onnx", True), ("int8", False), ("int8", True)])
 def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path, capsys, deployed, form, inside):
     folder, _ = export_run(run, form, out=tmp_path / "new", preprocess_inside=inside)
     shutil.copytree(folder, tmp_path / "copy")
@@ -444,7 +444,8 @@ def test_the_example_is_a_real_image_with_what_the_graph_says_of_it(
 
 
 def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(vitreous, run, tmp_path):
-    folder, _ = export_run(run, "pt2", out=tmp_path / "new")
+    folder = tmp_path / "new"
+    assert "example.json and example.png: one of your images" in vitreous("export", run, "pt2", "--out", folder)[1]
     said, bundle = read_example(folder), Bundle.load(run / "model")
     model = torch.export.load(folder / "model.pt2").module()
     with torch.no_grad():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from image_samples import (
     encoded,
@@ -22,6 +23,7 @@ from image_samples import (
     write_parquet,
 )
 from PIL import Image
+from pyarrow import parquet as pq
 from tiny import write_images
 
 from vitreous.data import parquet, sources
@@ -39,12 +41,9 @@ def read(split, channels=3, size=8):
 
 
 def test_a_parquet_file_in_one_large_row_group_is_told(tmp_path, caplog, monkeypatch):
-    import pyarrow
-    import pyarrow.parquet as pq
-
     files = sorted(write_images(tmp_path / "photos", 4).rglob("*.png"))
     columns = {"image": [file.read_bytes() for file in files], "label": [file.parent.name for file in files]}
-    table = pyarrow.table(columns)
+    table = pa.table(columns)
     for rows, told in ((12, True), (4, False)):
         caplog.clear()
         pq.write_table(table, tmp_path / f"{rows}.parquet", row_group_size=rows)
@@ -244,6 +243,16 @@ def test_a_folder_that_is_no_set_says_why(tmp_path, folders, reason):
     write_folder(tmp_path, folders)
     with pytest.raises(ValueError, match=reason):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.large_string()], ids=str)
+def test_parquet_as_pandas_and_polars_write_it_is_read(tmp_path, kind):
+    images = pa.array([encoded(x) for x in pixels(4)], pa.large_binary())
+    words = pa.array(["owl", "cod", "owl", "cod"]).cast(kind)
+    pq.write_table(pa.table({"picture": images, "kind": words}), tmp_path / "x.parquet")
+    made = load(tmp_path / "x.parquet")
+    assert made.class_names == ("cod", "owl") and made.train.labels.tolist() == [1, 0, 1, 0]
+    np.testing.assert_array_equal(read(made.train), pixels(4))
 
 
 def test_parquet_of_the_hub_is_read_by_its_metadata(tmp_path):

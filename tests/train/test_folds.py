@@ -75,12 +75,6 @@ def test_every_image_is_held_out_once_and_all_parts_have_the_same_classes():
     assert sorted(held) == list(range(51))
 
 
-def test_the_parts_follow_from_the_seed():
-    data = tiny_set()
-    parts = {seed: rows_of(data, data.with_fold(1, 3, seed).test) for seed in (0, 0, 1)}
-    assert parts[0] == rows_of(data, data.with_fold(1, 3, 0).test) and parts[0] != parts[1]
-
-
 def test_the_parts_validation_images_come_from_the_other_parts():
     data = tiny_set()
     options = make_recipe({"data": {"folds": 3, "fold": 2, "val_fraction": 0.25}}, "test").data
@@ -449,6 +443,16 @@ def test_folds_start_from_trained_weights_and_go_on(tmp_path):
     tiny_bundle(seed=2, classes=("x", "y"), depth=2).save(tmp_path / "moved" / "model")
     with pytest.raises(ValueError, match=rf"moved is not what {out / 'fold-1'} had as its start: put that back$"):
         fit_folds(moved, tiny_set(), out=out, resume=True, **quiet())
+
+
+def test_folds_go_on_with_the_teacher_that_they_had(tmp_path):
+    tiny_bundle(seed=1).save(tmp_path / "teacher")
+    recipe, out = folds_recipe(folds=2, distill={"teacher": str(tmp_path / "teacher")}), tmp_path / "cv"
+    fit_folds(recipe, tiny_set(), out=out, **quiet())
+    (out / "results.json").unlink()
+    tiny_bundle(seed=2).save(tmp_path / "teacher")
+    with pytest.raises(ValueError, match=rf"teacher is not what {out / 'fold-1'} had as its teacher: put that back$"):
+        fit_folds(recipe, tiny_set(), out=out, resume=True, **quiet())
 
 
 def test_a_dry_run_of_one_to_go_on_with_changes_nothing(finished, tmp_path):

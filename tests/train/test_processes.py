@@ -432,12 +432,13 @@ def test_a_tracker_knows_which_run_a_fold_is_of(monkeypatch, folder, name, group
 
 def test_a_tracker_that_cannot_start_says_so_in_a_line(monkeypatch):
     def refuse(*_):
-        raise RuntimeError("no login")
+        raise RuntimeError("no login\nand a trace")
 
     one = Engine("cpu")
-    one._accelerator.trackers = [SimpleNamespace(name="wandb")]  # as accelerate leaves it, without a `run`
-    monkeypatch.setattr(one, "_start_trackers", refuse)
-    with pytest.raises(RuntimeError, match="no login"), one.trackers(Path("x"), {}, "3f", resumed=False):
+    one._track, one._accelerator.trackers = ("wandb",), [SimpleNamespace(name="wandb")]  # as accelerate leaves it
+    monkeypatch.setattr(one._accelerator, "init_trackers", refuse)
+    said = r"^cannot start the tracker: no login; leave track out$"
+    with pytest.raises(ValueError, match=said), one.trackers(Path("x"), {}, "3f", resumed=False):
         pass
 
 

@@ -3,6 +3,7 @@
 import copy
 import csv
 import errno
+import fcntl
 import importlib.metadata
 import io
 import itertools
@@ -1314,6 +1315,15 @@ def test_one_process_at_a_time_trains_into_a_folder(trained, tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_takes_runs(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with alone(tmp_path / "run") as folder:
+        assert folder.is_dir()
+
+
 def test_a_finished_run_is_left_alone(trained, finished):
     run, data = finished
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
@@ -1965,15 +1975,16 @@ def test_a_tracker_is_told_that_a_run_goes_on(tmp_path, monkeypatch):
     given = []
 
     def start(self, folder, config, tracker_id, resumed):
-        given.append((tracker_id, resumed))
+        given.append((tracker_id, resumed, config))
 
     monkeypatch.setattr(Engine, "_start_trackers", start)
     options = {"out": tmp_path / "run", "pictures": False, "console": Console(quiet=True)}
     fit(tiny_recipe(), tiny_set(), on_step=interrupt_after(3), **options)
     fit(tiny_recipe(), tiny_set(), resume=True, **options)
     fit(tiny_recipe(), tiny_set(), **options | {"out": tmp_path / "other"})
-    assert [resumed for _, resumed in given] == [False, True, False]
+    assert [resumed for _, resumed, _ in given] == [False, True, False]
     assert given[0][0] == given[1][0] != given[2][0]
+    assert given[0][2]["optim.learning_rate"] == 0.003 and given[0][2]["model.image_size"] == "[8, 8]"
 
 
 def test_a_run_that_fails_leaves_no_tracker_to_the_next(trained, monkeypatch):

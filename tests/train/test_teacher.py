@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import signal
 
@@ -13,6 +14,7 @@ from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, we
 
 from vitreous.card import card, write_shared
 from vitreous.data.images import ImageSet
+from vitreous.export.checkpoints import write_timm
 from vitreous.model import ViT
 from vitreous.recipe import DistillOptions, read_recipe
 from vitreous.train.choose import with_data
@@ -47,6 +49,17 @@ def answers_of(folder, views, size=8):
     recipe = tiny_recipe(distill={"teacher": str(folder)})
     recipe = recipe.resolve(image_size=(size, size), channels=1, num_classes=3)
     return answering(load_teacher(recipe, CLASSES), recipe, CPU, "float32", 1)(views)
+
+
+def test_a_teacher_whose_classes_are_only_numbered_is_refused(tmp_path):
+    numbers = ("0", "1", "2")
+    write_timm(tiny_bundle(classes=numbers), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["label_names"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = tiny_recipe(distill={"teacher": str(tmp_path)}).resolve(image_size=(8, 8), channels=1, num_classes=3)
+    with pytest.raises(ValueError, match=r"^teacher .* does not name its classes: give a run on this data, or another"):
+        load_teacher(recipe, numbers)
 
 
 def test_the_answers_are_of_the_datas_classes(tmp_path):
