@@ -7,7 +7,8 @@
 
 Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, the
 results, all of them small files, in --out. On another machine the work goes on from what OUT holds: its notes put into
-WORK, and an unfinished run's NAME-unfinished put there as WORK/NAME. `--toy` proves a part on a CPU, in seconds, on the digits.
+WORK, and an unfinished run's NAME-unfinished put there as WORK/NAME. `--toy` proves a part on a CPU, in seconds, on the
+digits.
 """
 
 import argparse

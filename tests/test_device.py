@@ -11,7 +11,16 @@ import psutil
 import pytest
 import torch
 
-from vitreous.device import autocast, has_amx, has_fast_bf16, has_wide_bf16, peak_memory, pick_device, pick_precision
+from vitreous.device import (
+    autocast,
+    cores,
+    has_amx,
+    has_fast_bf16,
+    has_wide_bf16,
+    peak_memory,
+    pick_device,
+    pick_precision,
+)
 
 CPU = torch.device("cpu")
 here = pick_device().type
@@ -148,3 +157,14 @@ print(faults() - first)
         if not before:
             pytest.skip("this system counts no page faults")
         assert (after < before / 10) == kept
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+def test_only_the_cores_that_a_process_was_given_count():
+    given = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(given)})
+    try:
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, given)
+    assert cores() == len(given)

@@ -213,7 +213,7 @@ def test_pictures_of_any_size_and_kind_are_fitted(bundle):
 
 def test_files_are_read_by_several_threads_and_pictures_by_this_one(bundle, files, monkeypatch):
     read, together = prediction.read_image, threading.Barrier(2)
-    monkeypatch.setattr(prediction.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(prediction, "cores", lambda: 2)
     readers = []
 
     def record(image, preprocess):

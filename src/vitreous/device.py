@@ -156,6 +156,11 @@ def compiling_lacks(device: torch.device) -> str:
     return "" if headers.is_file() else f"{headers} (from python3-dev, for a system's Python)"
 
 
+def cores() -> int:
+    """Processor cores that this process may use, which on a shared machine are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def peak_memory(device: torch.device) -> int:
     """Peak memory in bytes: reserved on the GPU since the run began if it computes, else this process's RAM so far."""
     if device.type == "cuda":

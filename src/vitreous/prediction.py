@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from vitreous.data.folders import files_below
 from vitreous.data.images import Split
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
-from vitreous.device import autocast, pick_precision
+from vitreous.device import autocast, cores, pick_precision
 from vitreous.files import path_of, write_csv
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
@@ -176,7 +175,7 @@ def read_batches(
     Image.init()  # threads that load Pillow's plugins at the same time may miss some
     if isinstance(images, Split):
         images = [StoredImage(images.images, row, images.images.describe(row)) for row in range(len(images))]
-    pool, waiting = ThreadPoolExecutor(os.cpu_count()), iter([images] if _is_one(images) else images)
+    pool, waiting = ThreadPoolExecutor(cores()), iter([images] if _is_one(images) else images)
 
     def begin(image: Asked) -> Future:
         if isinstance(image, Path | str | bytes | StoredImage):

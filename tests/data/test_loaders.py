@@ -92,7 +92,7 @@ def test_several_threads_decode_as_one_does(tmp_path, monkeypatch, kind):
         monkeypatch.setattr(parquet, "HELD_BYTES", 0)  # no part of the file is kept for another thread
     ticks, threads, read = itertools.count(), set(), Images.read
     monkeypatch.setattr(loaders.time, "perf_counter", lambda: float(next(ticks)))  # a second for each part
-    monkeypatch.setattr(loaders.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(loaders, "cores", lambda: 4)
     monkeypatch.setattr(Images, "read", lambda self, *given: threads.add(threading.get_ident()) or read(self, *given))
     found = decode(load(tmp_path / f"x{'.parquet' * (kind == 'parquet')}").train, preprocess_of())
     np.testing.assert_array_equal(found.images.array, expected)

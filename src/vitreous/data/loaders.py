@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
+from vitreous.device import cores
 from vitreous.files import write_json
 from vitreous.messages import lacks_memory
 from vitreous.preprocess import Preprocess, channel_statistics
@@ -291,7 +292,7 @@ def _decode_all(
         done += decode_part(start)
         report(done, len(images))
     # Tiny images spend their time in Python, where threads only wait for each other
-    threads = os.cpu_count() if (time.perf_counter() - started) / PART > 5e-4 else 1
+    threads = cores() if (time.perf_counter() - started) / PART > 5e-4 else 1
     Image.init()  # else threads that meet a further format at once may not find it
     pool = ThreadPoolExecutor(threads)
     try:
