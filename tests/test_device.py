@@ -36,6 +36,11 @@ def test_auto_is_the_cpu_where_there_is_nothing_else(only_cpu):
     assert pick_device() == pick_device("auto") == pick_device("cpu") == CPU
 
 
+def test_auto_leaves_apples_gpu_alone(only_cpu, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device() == CPU and pick_device("mps").type == "mps"
+
+
 def test_auto_is_the_gpu_where_there_is_one_whose_float32_is_float32(only_cpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -19,18 +19,17 @@ WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time 
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto`: the GPU if there is one, else the CPU, for which `keep_memory` is called.
+    """`auto`: the CUDA GPU if there is one, else the CPU, for which `keep_memory` is called.
 
-    On a GPU, this makes float32 convolutions compute in float32: by default cuDNN rounds to TF32, with 10 bits. Raises
-    ValueError for a device that is not available.
+    Apple's GPUs (`mps`) have to be asked for: torch's gradients of convolutions with channels last, as our stems have
+    them, are wrong there or end the process (PyTorch issues 175189 and 175190; not tried by us). On a CUDA GPU, this
+    makes float32 convolutions compute in float32: by default cuDNN rounds to TF32, with 10 bits. Raises ValueError for
+    a device that is not available.
     """
-    available = ["cpu"]
-    if torch.cuda.is_available():
-        available.append("cuda")
-    if torch.backends.mps.is_available():
-        available.append("mps")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = [kind for kind, found in there.items() if found]
     try:
-        device = torch.device(available[-1] if name == "auto" else name)
+        device = torch.device(("cuda" if there["cuda"] else "cpu") if name == "auto" else name)
     except RuntimeError:
         device = None
     if device is None or device.type not in available:

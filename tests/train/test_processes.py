@@ -453,6 +453,15 @@ def test_a_tracker_is_told_whether_the_run_failed():
     assert codes == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_srun_and_mpirun_are_no_launchers(monkeypatch, name):
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(ValueError, match=r"^started 4 times by srun or mpirun: start torchrun, once on each machine"):
+        Engine("cpu")
+    monkeypatch.setenv(name, "1")
+    Engine("cpu")
+
+
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
 def test_several_processes_take_no_device_that_is_one(monkeypatch, device):
     monkeypatch.setenv("WORLD_SIZE", "2")

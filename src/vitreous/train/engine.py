@@ -51,6 +51,7 @@ class Engine:
     """
 
     def __init__(self, device: str = "auto", *, track: tuple[str, ...] = ()):
+        check_launch()
         for name in track:  # accelerate silently drops trackers that are not installed
             need(f"track={name}", [name], "track")
         # the recipe sets precision and compilation, not the launcher; the trackers' folder is set when they start
@@ -188,6 +189,16 @@ class Engine:
     def log(self, values: dict[str, float], step: int) -> None:
         if self._track:
             self._accelerator.log(values, step)
+
+
+def check_launch() -> None:
+    """Raises ValueError if srun or mpirun has started several processes, each of which would train by itself."""
+    tasks = max(int(os.environ.get(name, 1)) for name in ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    if tasks > 1 and "WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            f"started {tasks} times by srun or mpirun: start torchrun, once on each machine, as by "
+            "`srun --ntasks-per-node=1 torchrun ...`"
+        )
 
 
 def shared_device(name: str) -> str:
