@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from vitreous.files import check_file, check_folder, path_of, replace_file, write_json
+from vitreous.files import check_file, check_folder, path_of, read_json, replace_file, write_json
 
 
 def test_a_file_is_written_with_its_folders(tmp_path):
@@ -131,8 +131,9 @@ def test_the_commands_own_output_is_written_to_even_where_it_goes_to_a_file(tmp_
 
 @pytest.fixture
 def kept(tmp_path):
-    """A run and a trained model by themselves, as far as their names tell them."""
-    for name in ("run/recipe.yaml", "run/data.json", "run/report.html", "run/model/config.json", "bundle/config.json"):
+    """A run, a trained model by itself and an evaluation, as far as their names tell them."""
+    run = ("run/recipe.yaml", "run/data.json", "run/report.html", "run/model/config.json")
+    for name in (*run, "bundle/config.json", "eval/evaluation.json", "photo.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text('{\n  "preprocess": {}\n}' if name.endswith("config.json") else "{}")
     (tmp_path / "link.csv").symlink_to(tmp_path / "photo.png")
@@ -149,6 +150,8 @@ def kept(tmp_path):
         ("bundle", ".html", "bundle is a folder: name a file, such as "),
         ("run/report.html", ".html", "run holds a run, whose files stay as they are: name another place"),
         ("bundle/x.html", ".html", "bundle holds a trained model, whose files stay as they are: name another place"),
+        ("eval/report.html", ".html", "eval holds an evaluation, whose files stay as they are: name another place"),
+        ("photo.png/x.html", ".html", "photo.png is a file, and no folder to write into: name another place"),
     ],
 )
 def test_a_file_takes_the_place_of_nothing_else(kept, file, suffix, reason):
@@ -158,8 +161,9 @@ def test_a_file_takes_the_place_of_nothing_else(kept, file, suffix, reason):
 
 def test_a_file_that_is_there_is_written_over_where_the_same_command_wrote_it(tmp_path):
     file = tmp_path / "x.csv"
-    for content, free in {"": True, "file,label\n": False, "image,rank\n1,2\n": True}.items():
-        file.write_text(content)
+    mine = {"file,label\n": False, "image,rank,checked\n1,2,yes\n": False, "a,b\nimage,rank\n": False}
+    for content, free in ({"": True, "image,rank\n1,2\n": True, "\ufeffimage,rank\r\n": True} | mine).items():
+        file.write_text(content, encoding="utf-8", newline="")
         if free:
             check_file(file, ".csv", "image,rank")
         else:
@@ -176,6 +180,7 @@ def test_a_file_that_is_there_is_written_over_where_the_same_command_wrote_it(tm
         ("run/new", "run holds a run"),
         ("run/model", "model holds a trained model"),
         ("bundle", "bundle holds a trained model"),
+        ("photo.png/new", "photo.png is a file, and no folder to write into: name another place"),
     ],
 )
 def test_a_folder_to_write_is_no_runs_and_no_models(kept, folder, reason):
@@ -189,8 +194,24 @@ def test_other_places_are_free(kept):
     (kept / "hub" / "config.json").write_text('{"label2id": {"preprocess": 0}}')
     for file in ("x.html", "X.HTML", "new/x.html", "hub/x.html"):
         check_file(kept / file, ".html", "mark")
-    for folder in ("new", "hub", "run/export/onnx", "."):
+    for folder in ("new", "hub", "run/export/onnx", "eval", "."):
         check_folder(kept / folder)
+
+
+def test_a_place_that_may_not_be_written_to_is_told_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "x.csv").touch()
+    monkeypatch.setattr(os, "access", lambda place, mode: place != tmp_path)
+    for check in (lambda: check_file(tmp_path / "new" / "x.csv", ".csv", "mark"), lambda: check_folder(tmp_path / "a")):
+        with pytest.raises(ValueError, match=rf"^{tmp_path} may not be written into: allow it, as by chmod, or name"):
+            check()
+    check_file(tmp_path / "x.csv", ".csv", None)  # which grows where it is
+
+
+def test_json_that_is_none_is_named(tmp_path):
+    for content in ("{", "\xff", "[" * 100_000):
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(ValueError, match=r"x\.json is not JSON: "):
+            read_json(tmp_path / "x.json")
 
 
 def test_what_fails_while_it_is_computed_is_not_told_as_a_full_disk(tmp_path):

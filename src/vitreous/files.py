@@ -1,5 +1,6 @@
 """Atomic writing of files, and checks that nothing else is overwritten."""
 
+import codecs
 import csv
 import json
 import mmap
@@ -72,7 +73,10 @@ def is_part(path: Path) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises OSError, ValueError."""
-    return json.loads(path.read_bytes())
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -109,8 +113,9 @@ def _is_stream(path: Path) -> bool:
 def check_file(path: Path, suffix: str, mark: str | None) -> None:
     """Raises ValueError if writing a file with this suffix to `path` would overwrite something else.
 
-    The path must not be a folder, a file of another kind or in the folder of a run or trained model. An existing file
-    must contain `mark`, which shows that one of our commands wrote it; None: the file is appended to.
+    The path must not be a folder, a file of another kind or in the folder of a run, trained model or evaluation. An
+    existing file must contain `mark`, which shows that one of our commands wrote it, a table as the first line; None:
+    the file is appended to. The place must be one that can be written to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")
@@ -120,6 +125,10 @@ def check_file(path: Path, suffix: str, mark: str | None) -> None:
     if target.suffix.lower() != suffix:
         raise ValueError(f"{path} does not end in {suffix}, as what is written there must: name another file")
     _check_place(target.parent)
+    if (target.parent / "evaluation.json").is_file():
+        raise ValueError(f"{target.parent} holds an evaluation, whose files stay as they are: name another place")
+    if mark is not None or not target.exists():
+        _check_writable(target.parent)
     if mark is not None and target.exists() and not _holds(target, mark):
         raise ValueError(f"{path} holds something else, which stays as it is: name another file")
 
@@ -128,16 +137,21 @@ def _holds(file: Path, mark: str) -> bool:
     """Whether a file contains a mark; an empty file counts, as it holds nothing to lose."""
     if not file.stat().st_size:
         return True
+    if file.suffix.lower() == ".csv":
+        with file.open("rb") as opened:
+            return opened.readline().removeprefix(codecs.BOM_UTF8).strip() == mark.encode()
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.rfind(mark.encode()) >= 0  # from the end, where parquet has its metadata
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError for an output folder that is a file, or is or lies directly in a run's or trained model's."""
+    """Raises ValueError for an output folder that is a file, or is or lies directly in a run's or trained model's, or
+    that cannot be written to."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file: name a folder with --out")
     _check_place(path)
     _check_place(path.resolve().parent)
+    _check_writable(path)
 
 
 def check_free(files: Iterable[Path], sign: Path, mark: str) -> None:
@@ -147,6 +161,14 @@ def check_free(files: Iterable[Path], sign: Path, mark: str) -> None:
     if taken := sorted(file for file in files if file.exists()):
         folder, name = taken[0].parent, taken[0].name
         raise ValueError(f"{folder} holds another {name}, which stays as it is: name another folder with --out")
+
+
+def _check_writable(folder: Path) -> None:
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file, and no folder to write into: name another place")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"{there} may not be written into: allow it, as by chmod, or name another place")
 
 
 def _check_place(folder: Path) -> None:
