@@ -675,6 +675,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("evaluate run --split holdout", "photos has no split 'holdout': use train or val or test"),
         ("evaluate run digits", "digits: test has class '0' that the model lacks; the model has ant, bee, cat"),
         ("evaluate run --out r.yaml", "r.yaml is a file: name a folder with --out"),
+        ("evaluate run photos/test --out photos/test/x", "photos/test/x lies within the data, of which it would"),
         ("evaluate run --out run/model", "run/model holds a trained model, whose files stay as they are: name another"),
         ("look run --out run/look", "run holds a run, whose files stay as they are: name another place"),
         ("look run --out photos/train/x", "photos/train/x lies within the data, of which it would"),
@@ -689,6 +690,8 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("embed run --out run/results.json", "run/results.json does not end in .parquet"),
         ("embed run --out photos/x.parquet", "photos/x.parquet lies within the data, of which it would become a part"),
         ("export run timm --out run/model", "run/model holds a trained model, whose files stay as they are"),
+        ("export run timm --data photos/test --out photos/test/x", "photos/test/x lies within the data, of which"),
+        ("compare run --out=", "Invalid value for '--out': it is empty: name a place"),
         ("predict nowhere photos", "no model 'nowhere' here: give a run folder"),
         (
             "predict https://example.com/m x.png",
@@ -738,6 +741,24 @@ def test_a_command_that_is_typed_wrong_is_told_in_one_line(vitreous, command, me
 def test_a_command_without_arguments_shows_its_help(vitreous, command):
     _, out, err = vitreous(*command.split())
     assert "Usage" in out + err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [("predict", "", "photos"), ("summary", ""), ("compare", ""), ("push", "", "a/b")])
+def test_a_run_without_a_name_is_not_the_current_folder(vitreous, work, monkeypatch, command):
+    monkeypatch.chdir(work / "run")
+    code, _, err = vitreous(*command)
+    assert code == 2 and err.startswith("vitreous: the name of the run is empty: give a run, a shipped name or")
+
+
+def test_explanations_may_lie_beside_folders_that_are_no_classes(vitreous, tmp_path, monkeypatch):
+    write_images(tmp_path, 1)
+    (tmp_path / "notes").mkdir()
+    run = Path("run").resolve()
+    monkeypatch.chdir(tmp_path)
+    assert vitreous("explain", run, "ant/000.png")[0] == 0 and Path("explanations/000.png").is_file()
+    Path("notes").rmdir()
+    code, _, err = vitreous("explain", run, "ant/000.png")
+    assert code == 2 and err.startswith("vitreous: explanations lies beside the folders of classes, of which it would")
 
 
 def test_empty_data_is_refused(vitreous):

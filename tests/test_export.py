@@ -300,9 +300,11 @@ def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, mon
     what = "top-1 falls by" if form == "int8" else "logits differ by"
     with pytest.raises(ValueError, match=f"the {form} export of .* is another function and was not kept: {what}"):
         export_run(run, form, out=tmp_path / "out")
-    with pytest.raises(ValueError, match="another function"):
-        export_run(run, form, out=tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "empty").mkdir()  # the user's
+    for name in ("new", "empty"):
+        with pytest.raises(ValueError, match="another function"):
+            export_run(run, form, out=tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "out"]
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("model.bin", "old")]
 
 
@@ -786,6 +788,16 @@ def test_broken_images_of_other_data_are_left_out_of_a_sample(tmp_path, caplog):
     assert "12 different ones" in find_inputs(bundle, bundle, 5, 100, photos).name
     assert look(bundle, photos, out=tmp_path / "look", device="cpu")["images"] == 12
     assert caplog.text.count("ant/bad.png") == 2
+
+
+def test_what_is_no_run_of_ones_own_is_not_pushed(vitreous, run, hub, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "results.json").write_text('{"test": null}')
+    code, _, err = vitreous("push", tmp_path / "run", "me/stripes")
+    assert code == 2 and "run is no whole record of a run, it lacks 'val': push another run\n" in err
+    code, _, err = vitreous("push", "cifar10", "me/stripes")
+    assert code == 2 and err == "vitreous: cifar10 is a shipped model, and those are not pushed: name your own run\n"
+    assert not hub
 
 
 def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):

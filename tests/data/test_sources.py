@@ -164,6 +164,14 @@ def test_a_class_may_be_called_train(tmp_path, caplog):
     assert caplog.messages == [said]
 
 
+def test_test_images_without_labels_beside_training_ones_are_left_out(tmp_path, caplog):
+    write_folder(tmp_path / "train", {"ant": 2, "bee": 2})
+    write_folder(tmp_path, {"test": 3})
+    made = load(tmp_path)
+    assert made.class_names == ("ant", "bee") and len(made.train) == 4 and made.test is None
+    assert caplog.messages == [f"{tmp_path}: test has no class folders, so its images have no labels: left out"]
+
+
 def test_test_images_may_be_kept_beside_the_classes(tmp_path):
     write_folder(tmp_path, {"a": 3, "b": 2})
     write_folder(tmp_path / "test", {"a": 1, "b": 2})
@@ -226,7 +234,8 @@ def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
     (tmp_path / "test").mkdir()
     made = load(tmp_path)
     assert made.class_names == ("a", "b") and made.val is None
-    assert "beside train, these folders are left out: unlabelled, val" in caplog.text
+    assert "beside train, these folders are left out: unlabelled\n" in caplog.text
+    assert "val has no class folders, so its images have no labels: left out" in caplog.text
     assert "test has no images in class folders: left out" in caplog.text
 
 

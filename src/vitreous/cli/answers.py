@@ -31,7 +31,7 @@ def evaluate(
     """Judge a trained model on DATA, or a split of it; nothing in the run's folder changes."""
     from rich.console import Console
 
-    from vitreous.cli.asked import asked_model
+    from vitreous.cli.asked import asked_model, check_outside_data
     from vitreous.evaluation import judge_run, record_evaluation, write_answers, write_classes
     from vitreous.files import check_folder, check_free, write_json
 
@@ -41,6 +41,8 @@ def evaluate(
         results, record, answers, classes, report = files = [out / name for name in names]
         check_free(files, results, '"ece_unscaled"')
     model = asked_model(run, arch, revision)
+    if out is not None:
+        check_outside_data(out, model, data)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     Console().print(results_table({judged.name: judged.figures}))
     if judged.name == "given":

@@ -9,6 +9,8 @@ import typer
 def _place(text: str) -> Path:
     from vitreous.files import path_of
 
+    if not text:
+        raise typer.BadParameter("it is empty: name a place")
     return path_of(text)
 
 

@@ -24,6 +24,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
+    from vitreous.cli.asked import check_outside_data
     from vitreous.export import export_run
     from vitreous.export.deploy import CHECKPOINTS, GRAPHS
     from vitreous.export.example import EXAMPLE, PICTURE
@@ -31,6 +32,8 @@ def export(
     from vitreous.weights.bundle import CONFIG
     from vitreous.weights.maps import TEMPERATURE
 
+    if out is not None:
+        check_outside_data(out, run, data)
     folder, receipt = export_run(
         run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
     )

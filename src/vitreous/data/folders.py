@@ -29,13 +29,17 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
         within = _subfolders(inside[key]).keys()
         if within & inside.keys() or (within and len(named) > 1):
             raise ValueError(f"{inside[key]} has images beside folders of classes: move them")
-        log.warning("%s: %s holds images, not class folders, so it is taken for a class of this name", source, key)
     splits_of = {key: SPLITS[key.lower()] for key in named if key not in classes_too}
     if "train" in splits_of.values():
-        if ignored := [key for key in inside if key not in splits_of]:
+        for key in classes_too:
+            log.warning("%s: %s has no class folders, so its images have no labels: left out", source, key)
+        if ignored := [key for key in inside if key not in named]:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
     elif inside and len(named) == len(inside):
         raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
+    else:
+        for key in classes_too:
+            log.warning("%s: %s holds images, not class folders, so it is taken for a class of this name", source, key)
     if len(set(splits_of.values())) < len(splits_of):
         raise ValueError(f"{root} has several folders for one split: {', '.join(splits_of)}: keep one of each")
 
@@ -81,6 +85,18 @@ def check_outside(path: Path, image_set: ImageSet) -> None:
         raise ValueError(
             f"{path} lies within the data, of which it would become a part: name another folder with --out"
         )
+
+
+def check_beside(path: Path, files: list[Path]) -> None:
+    """Raises ValueError for a folder beside those of some images, where all of these seem to be classes."""
+    place = path.resolve()
+    if any(file.resolve().parent.parent == place.parent for file in files):
+        others = [folder for folder in _subfolders(place.parent).values() if folder != place]
+        if len(others) > 1 and all(map(_has_images, others)):
+            raise ValueError(
+                f"{path} lies beside the folders of classes, of which it would become one: name another folder with "
+                "--out"
+            )
 
 
 def check_text(path: Path) -> None:

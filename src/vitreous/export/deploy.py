@@ -62,8 +62,7 @@ def export_run(
     check_folder(folder)
     bundle = Bundle.load(source)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with _gone_if_empty(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
+    with _made(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
         part = Path(scratch)
         rounded = form == "int8"
         inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
@@ -90,9 +89,13 @@ def export_run(
 
 
 @contextmanager
-def _gone_if_empty(folder: Path) -> Iterator[None]:
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder, and take it away again if it is empty in the end and was not there before."""
+    ours = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
+        if ours:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()

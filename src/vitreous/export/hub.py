@@ -9,6 +9,7 @@ from typing import NamedTuple
 from vitreous.card import CARD, finished, write_shared
 from vitreous.files import path_of
 from vitreous.messages import first_line
+from vitreous.weights.bundle import check_named, is_shipped
 
 
 class Pushed(NamedTuple):
@@ -28,11 +29,17 @@ def push_run(run: os.PathLike[str] | str, repo: str, *, private: bool = False, d
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
+    check_named(run)
+    if is_shipped(run):
+        raise ValueError(f"{run} is a shipped model, and those are not pushed: name your own run")
     run = path_of(run)
     results = finished(run)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_shared(run, folder, results, repo=repo)
+        try:
+            write_shared(run, folder, results, repo=repo)
+        except KeyError as error:
+            raise ValueError(f"{run} is no whole record of a run, it lacks {error}: push another run") from error
         if not dry_run:
             _upload(folder, repo, private)
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}

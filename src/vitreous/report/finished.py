@@ -10,7 +10,7 @@ from typing import Any
 from vitreous.card import read_history
 from vitreous.files import path_of, read_csv, read_json
 from vitreous.recipe import flat, read_recipe
-from vitreous.weights.bundle import find_record
+from vitreous.weights.bundle import check_named, find_record
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Finished:
 def read_run(run: os.PathLike[str] | str) -> Finished:
     """Read a finished run, cross-validation or evaluation by its folder, or a shipped name. Raises ValueError for
     anything else."""
+    check_named(run)
     folder = find_record(run) or path_of(run)
     if (folder / "evaluation.json").is_file():
         return _evaluation(folder, os.fspath(run).rstrip("/"))

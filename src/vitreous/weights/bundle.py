@@ -159,6 +159,7 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
 
 def find_bundle(run: os.PathLike[str] | str) -> Path:
     """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
+    check_named(run)
     if "://" in str(run):
         raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its file or folder")
     run = path_of(run)
@@ -173,6 +174,12 @@ def find_bundle(run: os.PathLike[str] | str) -> Path:
         raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): {way_out}")
     names = f", or one of {', '.join(shipped)}" if shipped else ""
     raise ValueError(f"no model '{run}' here: give a run folder, or a folder with {WEIGHTS} and {CONFIG}{names}")
+
+
+def check_named(run: os.PathLike[str] | str) -> None:
+    """Raises ValueError for an empty name, which as a path would be the current folder."""
+    if not os.fspath(run):
+        raise ValueError("the name of the run is empty: give a run, a shipped name or a folder, as . for this one")
 
 
 def is_shipped(run: os.PathLike[str] | str) -> bool:

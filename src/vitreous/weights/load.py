@@ -23,7 +23,7 @@ from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_google, from_huggingface, from_timm, from_torchvision, from_vitreous
-from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, find_bundle, read_config
+from vitreous.weights.bundle import CONFIG, WEIGHTS, Bundle, check_named, find_bundle, read_config
 from vitreous.weights.maps import Description, Weights, merged_name, to_ours
 from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
@@ -178,6 +178,7 @@ def find_weights(source: os.PathLike[str] | str, revision: str | None = None) ->
         return _download(source.removeprefix("hf:"), revision)
     if revision is not None:
         raise ValueError(f"revision '{revision}' belongs to a repository of the Hub, hf:owner/name, not to '{source}'")
+    check_named(source)
     path = path_of(source)
     if path.is_file():
         return path
