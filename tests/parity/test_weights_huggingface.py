@@ -237,6 +237,7 @@ def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):
         ({"do_resize": False}, "does not resize images to one size"),
         ({"size": None}, "does not resize images to one size"),
         ({"do_rescale": False}, "does not scale pixels to 0..1"),
+        ({"do_flip_channel_order": True}, "has a step that ours lacks: do_flip_channel_order"),
         ({"rescale_factor": 1 / 127.5}, "does not scale pixels to 0..1"),
         ({"size": {"shortest_edge": 32}}, "leaves images of different sizes: it cuts out no centre"),
         ({"do_center_crop": True}, "cuts out a centre, and does not say of what size"),
@@ -273,6 +274,7 @@ def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
     ("changes", "reason"),
     [
         ({"use_swiglu_ffn": True}, "use_swiglu_ffn: our MLP is not gated"),
+        ({"id2label": {"0": "ant", "2": "bee"}}, "id2label does not number its 2 classes from 0 on: name every output"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new, gelu_pytorch_tanh"),
         ({"model_type": "swin"}, "model_type 'swin' is not one of vit, dinov2, dinov2_with_registers"),
         ({"num_attention_heads": 5}, "dim 48 is not divisible by heads 5: each head is dim / heads wide"),

@@ -10,6 +10,7 @@ from torch import nn
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import from_torchvision, load_weights, maps
+from vitreous.weights.maps import Description
 
 models = peer("torchvision").models
 SMALL = {"image_size": 32, "patch_size": 8}
@@ -62,6 +63,18 @@ def test_files_from_before_the_mlp_was_renamed_are_read(tmp_path):
     torch.save(old, tmp_path / "vit.pth")
     bundle, report = load_weights(tmp_path)
     assert set(report.loaded) == set(old) and "encoder.layers.encoder_layer_0.mlp.linear_1.weight" in old
+    assert max(differences(bundle.model, outputs(theirs, theirs.encoder.layers, images()), images())) < TOLERANCE
+
+
+def test_a_head_that_took_the_place_of_theirs_is_read(tmp_path, monkeypatch):
+    theirs = made(tmp_path)
+    theirs.heads = randomise(nn.Linear(48, 3))
+    torch.save(theirs.state_dict(), tmp_path / "vit.pth")
+    model = ViTConfig(**OURS | {"num_classes": 3})
+    said = Description(model, Preprocess(image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3), None)
+    monkeypatch.setattr(from_torchvision, "from_architecture", lambda name, classes: {3: said}[classes])
+    bundle, report = load_weights(tmp_path / "vit.pth", arch="vit_b_16")
+    assert report.loaded["heads.weight"] == "head.weight" and not report.left_out
     assert max(differences(bundle.model, outputs(theirs, theirs.encoder.layers, images()), images())) < TOLERANCE
 
 

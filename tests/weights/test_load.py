@@ -16,7 +16,7 @@ from tiny import CLASSES, tiny_bundle
 from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.weights import bundle as bundle_module
-from vitreous.weights import from_timm, from_torchvision, from_vitreous, load_weights
+from vitreous.weights import from_timm, from_torchvision, from_vitreous, load_weights, tensor_files
 from vitreous.weights.load import AS_IMAGENET, imagenet_classes
 from vitreous.weights.maps import merge_qkv, split_qkv
 
@@ -326,6 +326,7 @@ def test_a_config_of_another_library_is_refused(folder):
     ("text", "reason"),
     [
         ("{", "is not JSON: "),
+        ("[" * 100_000, "is not JSON: "),
         ("[]", "holds no JSON object but list"),
         ('{"architecture": "resnet50"}', "timm's 'resnet50' is not one of the models that can be read: "),
         (
@@ -479,11 +480,40 @@ def test_bytes_at_random_never_load_in_part(folder, name, seed):
         ({"head.weight": 3}, "is not a dict of tensors: 'head.weight' is int"),
         ({3: torch.zeros(2)}, "is not a dict of tensors: '3' is Tensor"),
         (torch.zeros(2), "holds no weights: expected a dict of tensors, got Tensor"),
+        ({"norm.bias": torch.zeros(2).to_sparse()}, "has 'norm.bias' sparse or without values: save dense tensors"),
+        ({"norm.bias": torch.zeros(2, device="meta")}, "has 'norm.bias' sparse or without values: save dense tensors"),
     ],
 )
 def test_a_file_of_something_else_is_refused(folder, content, reason):
     torch.save(content, folder / "weights.pth")
     assert refused(folder / "weights.pth") == f"{folder / 'weights.pth'} {reason}"
+
+
+def test_a_file_that_git_lfs_has_not_fetched_is_told(folder):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    message = "is a Git LFS pointer, not the weights: fetch them, as by git lfs pull or hf download"
+    assert refused(folder) == f"{folder / 'model.safetensors'} {message}"
+    with pytest.raises(ValueError, match=message):
+        bundle_module.Bundle.load(folder)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing_or_damaged(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(folder / "model.safetensors"))
+
+    monkeypatch.setattr(tensor_files, "check_fetched", refuse)
+    monkeypatch.setattr(bundle_module, "check_fetched", refuse)
+    for load in (load_weights, bundle_module.Bundle.load):
+        with pytest.raises(PermissionError):
+            load(folder)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "_orig_mod.module."])
+def test_a_prefix_that_all_names_share_is_no_obstacle(folder, prefix):
+    expected = load_weights(folder)[0].model(reading())
+    weights = {f"{prefix}{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    torch.save({"state_dict": weights}, folder / "weights.pth")
+    assert torch.equal(load_weights(folder / "weights.pth")[0].model(reading()), expected)
 
 
 def test_a_file_of_another_kind_is_refused(folder):

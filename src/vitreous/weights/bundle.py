@@ -20,6 +20,7 @@ from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights.maps import read_temperature
+from vitreous.weights.tensor_files import check_fetched
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
@@ -120,6 +121,7 @@ class Bundle:
             folder = find_bundle(folder)
         model_config, preprocess, class_names, temperature = read_config(folder)
         try:
+            check_fetched(folder / WEIGHTS)
             weights = load_file(folder / WEIGHTS, device="cpu")
         except FileNotFoundError as error:
             raise ValueError(f"{folder} has no {WEIGHTS}: give a folder with {WEIGHTS} and {CONFIG}") from error

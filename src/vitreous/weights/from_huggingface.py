@@ -57,6 +57,7 @@ LEFT_OUT = {
     "pooler.dense.bias": "ViTModel's pooler: a head reads the class token itself",
 }
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+STEPS = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb")
 SHORTER_SIDE = ("Bit", "CLIP", "ChineseCLIP")  # transformers processors that read a plain size as the shorter side
 
 
@@ -104,6 +105,8 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
         raise ValueError("nothing says how images are normalised: put its preprocessor_config.json there, too")
     dim = config["hidden_size"]
     labels = config.get("id2label") or {}
+    if classes and set(labels) != set(map(str, range(len(labels)))):
+        raise ValueError(f"id2label does not number its {len(labels)} classes from 0 on: name every output")
     model = ViTConfig(
         image_size=config["image_size"],
         patch_size=config["patch_size"],
@@ -129,6 +132,8 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
 
 def read_preprocessing(config: dict[str, Any]) -> Preprocess:
     """From a preprocessor_config.json. Raises ValueError for steps that ours does not support."""
+    if others := [key for key, value in config.items() if key.startswith("do_") and value and key not in STEPS]:
+        raise ValueError(f"preprocessor_config.json has a step that ours lacks: {others[0]}")
     size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
     if config.get("do_center_crop") and not crop:
         raise ValueError("preprocessor_config.json cuts out a centre, and does not say of what size")

@@ -11,6 +11,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.weights.maps import BOTH, IMAGENET, Description, Pairs, expand
 
 NAME, HEAD = "torchvision", "heads.head.weight"
+NEW_HEAD = "heads.weight"  # after `model.heads = nn.Linear(...)`, as those who fine-tune write it
 MARKS = ("conv_proj.", "encoder.layers.encoder_layer_")
 
 BLOCK = "encoder.layers.encoder_layer_{i}."
@@ -51,6 +52,8 @@ def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     head = (
         [("head.0", "heads.pre_logits"), ("head.2", "heads.head")] if config.head_hidden else [("head", "heads.head")]
     )
+    if NEW_HEAD in names:
+        head = [("head", "heads")]
     mlp = OLD_MLP if any(".mlp.linear_1." in name for name in names) else MLP
     return expand(TENSORS, config.depth) + expand(LAYERS + mlp + head, config.depth, BOTH)
 

@@ -236,7 +236,7 @@ def recognise(file: Path, weights: Weights) -> ModuleType:
 
 def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None) -> Description:
     """Describe a checkpoint by the given architecture, its config.json or, for Google's files, its shapes."""
-    head = weights.get(layout.HEAD)
+    head = weights.get(layout.HEAD, weights.get(from_torchvision.NEW_HEAD))
     classes = len(head) if head is not None and head.ndim == 2 else 0
     known = getattr(layout, "ARCHITECTURES", {})
     if arch is not None:
@@ -276,7 +276,7 @@ def _read_json(file: Path) -> dict[str, Any] | None:
         content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object but {type(content).__name__}")

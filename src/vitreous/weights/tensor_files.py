@@ -16,6 +16,8 @@ from vitreous.messages import first_line
 
 TORCH = (".pt", ".pth", ".bin")
 SUFFIXES = (".safetensors", *TORCH, ".npz")
+POINTER = b"version https://git-lfs"
+PREFIXES = ("_orig_mod.", "module.", "model.")  # of torch.compile, of DataParallel, of a class around the model
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -26,6 +28,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     """
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file} is not a weight file: give one of {', '.join(SUFFIXES)}")
+    check_fetched(file)
     try:
         if file.suffix == ".safetensors":
             content = load_file(file, device="cpu")
@@ -41,14 +44,21 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"{file} is refused: it holds more than tensors, and loading it could run code ({reason}): "
             f"save the weights alone, best as .safetensors"
         ) from error
-    except PermissionError:  # not the file's fault
-        raise
     except Exception as error:  # whatever a damaged file makes its reader raise
         if isinstance(error, RuntimeError) and "memory" in str(error):
             raise
         reason = first_line(error)
         raise ValueError(f"{file} is damaged or not a {file.suffix} file: {reason}") from error
     return _state_dict(content, file)
+
+
+def check_fetched(file: Path) -> None:
+    """Raises ValueError for what Git LFS leaves in place of a file, OSError for a file that may not be read."""
+    with file.open("rb") as opened:
+        if opened.read(len(POINTER)) == POINTER:
+            raise ValueError(
+                f"{file} is a Git LFS pointer, not the weights: fetch them, as by git lfs pull or hf download"
+            )
 
 
 def _read_npz(file: Path) -> dict[str, Tensor]:
@@ -68,7 +78,10 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
 
 
 def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
-    """The dict of tensors in a file, at the top level or under `model` or `state_dict`."""
+    """The dict of tensors in a file, at the top level or under `model` or `state_dict`.
+
+    A prefix that all names share is left out of them where it is one of PREFIXES.
+    """
     for key in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
@@ -78,4 +91,9 @@ def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(f"{file} is not a dict of tensors: '{name}' is {type(value).__name__}")
+        if value.layout != torch.strided or value.is_meta:
+            raise ValueError(f"{file} has '{name}' sparse or without values: save dense tensors")
+    for prefix in PREFIXES:
+        if all(name.startswith(prefix) for name in content):
+            content = {name.removeprefix(prefix): value for name, value in content.items()}
     return dict(content)
