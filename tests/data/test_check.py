@@ -52,6 +52,14 @@ def test_an_epoch_chosen_by_few_images_is_told(count, told):
     assert check(made, made.train, made.val, val_chooses=False) == []
 
 
+def test_a_class_that_does_not_validate_is_told():
+    images = pixels(80)
+    made = balanced(images[:40], val=(images[40:], [1] * 40))
+    told = ["no validation image of class 'cat': what is kept is chosen without it"]
+    assert check(made, made.train, made.val) == told
+    assert check(made, made.train, made.val, val_chooses=False) == []
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

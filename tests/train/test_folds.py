@@ -117,6 +117,32 @@ def test_what_belongs_together_is_held_out_together(animals):
     assert len({frozenset(animals_in(animals.with_validation(0.25, seed, BY_ANIMAL).val)) for seed in range(4)}) > 1
 
 
+def grouped_set(folder, animals):
+    """Classes with the given numbers of pictures of each animal; a name in several classes is one animal."""
+    for label, counts in animals.items():
+        (folder / label).mkdir(parents=True)
+        for animal, count in counts.items():
+            for shot in range(count):
+                Image.effect_noise((8, 8), 80).save(folder / label / f"{animal}_{shot}.png")
+    return load(folder)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_of_each_class_validate(tmp_path, seed):
+    even = grouped_set(tmp_path / "even", {label: {f"{label}{i}": 4 for i in range(5)} for label in ("cat", "dog")})
+    divided = even.with_validation(0.1, seed, BY_ANIMAL)
+    assert len(divided.val) == 8 and set(divided.val.labels) == {0, 1}
+    rare = {"cat": {f"c{i}": 4 for i in range(20)}, "dog": {"d0": 9, "d1": 2}, "emu": {"e": 5}, "fox": {"e": 1, "f": 3}}
+    mixed = grouped_set(tmp_path / "mixed", rare)
+    divided = mixed.with_validation(0.1, seed, BY_ANIMAL)
+    sides = animals_in(divided.train), animals_in(divided.val)
+    assert not sides[0] & sides[1] and len(divided.train) + len(divided.val) == len(mixed.train)
+    assert set(divided.train.labels) == {0, 1, 2, 3} and set(divided.val.labels) == {0, 1, 3}  # emu is one animal
+    assert len(divided.val) <= 0.25 * len(mixed.train)
+    with pytest.raises(ValueError, match=r"leaves no group to hold out, .*: use another, or set data.val_fraction=0$"):
+        even.with_validation(0.1, seed, "/")
+
+
 @pytest.mark.parametrize(
     ("group", "folds", "message"),
     [

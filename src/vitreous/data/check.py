@@ -47,6 +47,9 @@ def check(
             f"what is kept is chosen by {len(val)} validation images, which is largely chance: hold out more or "
             "none (data.val_fraction), or cross-validate (--folds)"
         )
+    if val is not None and val_chooses and len(lacking := np.setdiff1d(train.labels, val.labels)):
+        named = shorten([f"'{image_set.class_names[label]}'" for label in lacking], 5)
+        findings.append(f"no validation image of class {named}: what is kept is chosen without it")
     if not isinstance(train.images, ArrayImages):
         return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
     rows = even_rows(len(train.images), SAMPLE)

@@ -211,7 +211,8 @@ class ImageSet:
         """Split a stratified, seeded share of train off for validation, unless the set has validation images.
 
         A class with a single image stays in train; any other has images on both sides. group: what `data.group` says;
-        whole groups are held out, with about as many images as asked for.
+        whole groups are held out, with about as many images as asked for, or more where each class would not be on
+        both sides.
         """
         if not 0 <= fraction < 1:
             raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
@@ -253,22 +254,50 @@ class ImageSet:
         labels = self.train.labels
         groups = np.unique(groups_of(self.train.images, pattern), return_inverse=True)[1]
         of_class = np.bincount(np.unique(np.stack([labels, groups]), axis=1)[0])  # groups of each class
-        for label, count in enumerate(of_class):
+        for label, count in enumerate(of_class if split == "test" else ()):
             if count == 1:
                 raise ValueError(
                     f"all images of class '{self.class_names[label]}' fall into one group of data.group "
                     f"'{pattern}', so none can be held out: use another"
                 )
-            if split == "test" and 0 < count < parts:
+            if 0 < count < parts:
                 raise ValueError(
                     f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
                     f"{parts} folds: use fewer folds"
                 )
         parts = min(parts, groups.max() + 1, np.bincount(labels).max())  # scikit-learn refuses more
-        with warnings.catch_warnings(action="ignore"):  # harmless: some classes with fewer images than parts
-            folds = list(StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split(labels, labels, groups))
-        kept, held = folds[part - 1]
+        held = np.zeros(len(labels), bool)
+        if parts > 1:
+            divide = StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split
+            with warnings.catch_warnings(action="ignore"):  # harmless: some classes with fewer images than parts
+                held[list(divide(labels, labels, groups))[part - 1][1]] = True
+        if split == "val":
+            held = _with_each_class(held, labels, groups)
+        if not held.any():
+            raise ValueError(
+                f"data.group '{pattern}' leaves no group to hold out, as each is the only one of a class: use another, "
+                "or set data.val_fraction=0"
+            )
+        kept, held = np.flatnonzero(~held), np.flatnonzero(held)
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
+
+
+def _with_each_class(held: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Which images to hold out, bool (N,), so that both sides have each class: whole groups change sides.
+
+    A class of one group stays where it is trained on.
+    """
+    for label in np.setdiff1d(labels, labels[~held]):
+        held = held & (groups != groups[labels == label][0])
+    sizes = np.bincount(groups)
+    for label in np.unique(labels):
+        if label not in labels[held]:
+            own = np.unique(groups[labels == label])
+            for group in own[np.argsort(sizes[own], kind="stable")]:  # the smallest one without which train has all
+                if np.isin(labels[groups == group], labels[~held & (groups != group)]).all():
+                    held = held | (groups == group)
+                    break
+    return held
 
 
 def groups_of(images: Images, pattern: str) -> np.ndarray:
