@@ -276,6 +276,19 @@ def test_chance_errors_are_those_of_a_calibrated_model():
     assert sum(error > high for error, _, high in sharp) > 95
 
 
+def test_chance_errors_of_images_in_groups_are_those_of_a_calibrated_model():
+    """60 groups of 10 images that are alike: taken one by one, nearly all calibrated models lie above."""
+    above = {"groups": 0, "images": 0}
+    for seed in range(40):
+        logits, labels = (part.repeat_interleave(10, dim=0) for part in drawn(60, seed))
+        right = (logits.argmax(dim=1) == labels).numpy()
+        worth = group_figures(right, np.arange(600) // 10)["effective_count"]
+        error = calibration_error(reliability(logits, labels))
+        above["groups"] += error > chance_error(logits, worth)[1]
+        above["images"] += error > chance_error(logits)[1]
+    assert above["groups"] <= 5 and above["images"] > 30
+
+
 def test_chance_errors_grow_as_images_get_fewer():
     errors = [chance_error(drawn(count, 0)[0]) for count in (20, 80, 320, 1280)]
     for (mean, high), (less, lower) in itertools.pairwise(errors):

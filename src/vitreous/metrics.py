@@ -219,12 +219,12 @@ def calibration_error(bins: Reliability) -> float:
     return float((bins.count * np.abs(bins.confidence - bins.accuracy)).sum() / bins.count.sum())
 
 
-def chance_error(logits: Tensor) -> tuple[float, float]:
+def chance_error(logits: Tensor, worth: float | None = None) -> tuple[float, float]:
     """The calibration error that a perfectly calibrated model with the same confidences shows by chance.
 
     logits (N, K). Returns the mean and the 95th percentile over draws, in each of which an answer is right with its
     confidence as probability (Bröcker & Smith 2007; Vaicenavicius et al. 2019). No error is below 0, so on few images
-    it is above 0 by chance.
+    it is above 0 by chance. worth: the `effective_count` of images in groups, by whose root both are larger.
     """
     confidence = logits.double().softmax(dim=1).amax(dim=1)
     rows, generator = _bin_of(confidence, BINS), torch.Generator().manual_seed(0)
@@ -232,6 +232,8 @@ def chance_error(logits: Tensor) -> tuple[float, float]:
     for i in range(DRAWS):
         surprise = confidence - torch.bernoulli(confidence, generator=generator)
         errors[i] = torch.bincount(rows, weights=surprise).abs().sum() / len(confidence)
+    if worth is not None:
+        errors = (errors * (len(logits) / worth) ** 0.5).clamp(max=1)
     return errors.mean().item(), errors.quantile(0.95).item()
 
 

@@ -24,7 +24,7 @@ from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import _figure, answer_sections, results_section
-from vitreous.report.pictures import cheap_method
+from vitreous.report.pictures import cheap_method, how_to_read
 from vitreous.train import outcome
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
@@ -180,6 +180,14 @@ def test_a_large_model_is_explained_in_one_pass():
     assert cheap_method(ViTConfig(size="B/16")) == "gradient_rollout"
 
 
+@pytest.mark.parametrize(
+    ("method", "pool", "told"),
+    [("integrated_gradients", "mean", True), ("gradient_rollout", "cls", True), ("gradient_rollout", "mean", False)],
+)
+def test_gray_maps_are_explained_where_there_can_be_any(method, pool, told):
+    assert ("where all stays gray" in how_to_read(method, ViTConfig(size="B/16", pool=pool))) == told
+
+
 def of_an_answer(alt):
     return ", answered" in alt or alt.startswith("what speaks for")
 
@@ -197,7 +205,7 @@ def order_of(judged):
 def test_without_validation_the_page_says_so(tmp_path):
     page, run = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, data={"val_fraction": 0}))
     assert "There were no validation images: the weights are those after 1.0 passes." in page.text
-    assert "The temperature is 1: there were no validation images" in page.text
+    assert "The temperature is 1: none was fitted" in page.text
     assert f"{run.results['test']['top1']:.2%}" in page.text and "ECE at temperature" not in page.text
 
 
@@ -416,13 +424,26 @@ def test_answers_are_counted_from_how_sure_they_are_on():
     ]
 
 
-def test_macro_figures_tell_of_classes_that_were_answered_and_are_not_there(tmp_path):
+def test_macro_figures_tell_of_classes_that_were_never_answered_or_are_not_there():
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
-    same, told = judged.logits.argmax(dim=1), "in which one without images that was answered counts as recall 0"
-    assert same.unique().numel() > 1
-    for labels in (same, torch.full_like(same, int(same[0]))):
-        body = results_section({"test": replace(judged, labels=labels)}, {}, "").body
-        assert (told in body) == (labels is not same)
+    without, unanswered = "one without images that was answered counts as recall 0", "never answered counts as"
+    area = "AUROC is a mean over those with images"
+    for labels, answered, said in (
+        ([0, 1, 1, 2], [0, 1, 2, 2], set()),
+        ([0, 1, 1, 1], [0, 1, 2, 2], {without, area}),
+        ([0, 1, 1, 2], [0, 1, 1, 1], {unanswered}),
+        ([0, 0, 0, 0], [1, 1, 1, 1], {without, unanswered}),
+    ):
+        logits = torch.eye(3)[answered]
+        body = results_section({"test": replace(judged, logits=logits, labels=torch.tensor(labels))}, {}, "").body
+        assert {text for text in (without, unanswered, area) if text in body} == said
+
+
+@pytest.mark.parametrize(("temperature", "label"), [(1.0, "loss"), (2.0, "loss, unscaled")])
+def test_the_loss_is_said_to_be_that_of_unscaled_logits(temperature, label):
+    bundle = replace(tiny_bundle(), temperature=temperature)
+    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
+    assert f'<th scope="row">{label}</th>' in results_section({"test": judged}, {}, "").body
 
 
 @pytest.mark.parametrize(("groups", "wrong", "told"), [(4, 4, True), (60, 9, True), (60, 10, False), (60, 0, False)])
@@ -435,6 +456,8 @@ def test_intervals_of_mistakes_in_a_few_groups_are_qualified(tmp_path, groups, w
     evaluation_report(tmp_path / "r.html", grouped, model="m", data=None, environment=ENVIRONMENT)
     text = Page(tmp_path / "r.html").text
     assert f"come in {groups} groups" in text
+    _, most = chance_error(grouped.scaled, grouped.figures["effective_count"])
+    assert f"up to {most:.2%} in 19 of 20 cases, by their effective sample size." in text
     assert (f"All mistakes are in {wrong} of the groups: with so few" in text) == told
 
 

@@ -33,7 +33,8 @@ def explanation_maps(
     classes. layer, 1 to L: the block whose weights `attention` shows, and whose input `grad_cam` looks at (default:
     the last). head, 1 to h: for `attention` (default: the mean of all). against: (B,), classes to contrast the
     targets with, through the difference of the two logits. If nothing supports the class, its map is zero
-    everywhere; that of `gradient_rollout` then shows what the head reads, as those of the classless methods do.
+    everywhere; but where the head reads patches, that of `gradient_rollout` then shows which, as those of the classless
+    methods do.
 
     The default won the deletion and insertion test on models of MNIST and digits and on the last of CIFAR-100, and was
     level with others on CIFAR-10 and on earlier ones of CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,

@@ -69,11 +69,21 @@ def _results(
     for key, label in NAMES.items():
         if None not in [split.get(key) for split in figures.values()]:
             cells = "".join(f"<td>{_figure(key, split)}</td>" for split in figures.values())
+            if key == "loss" and any(split["ece"] != split["ece_unscaled"] for split in figures.values()):
+                label += ", unscaled"
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    absent = any(((each.sum(axis=1) == 0) & (each.sum(axis=0) > 0)).any() for each in counts)
+    there, answered = ([each.sum(axis=axis) > 0 for each in counts] for axis in (1, 0))
+    absent, unanswered = (
+        any((some & ~others).any() for some, others in zip(*pair, strict=True))
+        for pair in ((answered, there), (there, answered))
+    )
+    zeros = ["one without images that was answered counts as recall 0"] if absent else []
+    zeros += ["one that was never answered counts as precision 0"] if unanswered else []
     macro = "Macro figures are means over the classes"
-    macro += ", in which one without images that was answered counts as recall 0." if absent else "."
+    macro += f", in which {', and '.join(zeros)}." if zeros else "."
+    if absent and judged.get("auroc") is not None:
+        macro += " AUROC is a mean over those with images."
     if "groups" in judged:
         macro += (
             f" The {judged['count']:,} images come in {judged['groups']:,} groups and tell as much as "
@@ -114,18 +124,21 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
         return []
     split, answers = list(judged.items())[-1]
     where = f"Of the {answers.figures['count']:,} {SPLIT_LABELS[split]} images."
-    return _sections([answers], where, _temperature(answers, fitted_here=own and split == "val"), own)
+    text = _temperature(answers, fitted_here=own and split == "val")
+    return _sections([answers], answers.figures, where, text, own)
 
 
-def fold_sections(parts: Sequence[Judged]) -> list[Section]:
-    """The same for a cross-validation."""
+def fold_sections(parts: Sequence[Judged], pooled: dict[str, Any]) -> list[Section]:
+    """The same for a cross-validation. pooled: its `pooled_figures`."""
     text = "The logits of each fold are divided by its own temperature, fitted on its validation images if it has any."
     where = f"Of all {sum(len(part.labels) for part in parts):,} images, by the model that had not seen the image."
-    return _sections(parts, where, text, own=True)
+    return _sections(parts, pooled, where, text, own=True)
 
 
-def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: bool) -> list[Section]:
-    """where, about_temperature: sentences."""
+def _sections(
+    parts: Sequence[Judged], figures: dict[str, Any], where: str, about_temperature: str, own: bool
+) -> list[Section]:
+    """figures: of all parts. where, about_temperature: sentences."""
     names = parts[0].bundle.class_names
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled, counts = torch.cat([part.scaled for part in parts]), sum(part.confusion for part in parts)
@@ -136,10 +149,11 @@ def _sections(parts: Sequence[Judged], where: str, about_temperature: str, own: 
         charts.append(reliability_chart(f"ECE at temperature {temperatures}", after))
         if calibration_error(after) > calibration_error(before):
             about_temperature += " On the images here, the error is larger with it than without."
+    worth = figures.get("effective_count")
     return [
         Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),
         Section("classes", "Classes", _classes(counts, names)),
-        Section("calibration", "Calibration", _calibration(charts, scaled, labels, about_temperature)),
+        Section("calibration", "Calibration", _calibration(charts, scaled, labels, worth, about_temperature)),
         Section("gallery", "Mistakes and doubts", _pictures(parts, scaled.softmax(dim=1), labels, own)),
     ]
 
@@ -237,10 +251,7 @@ def _temperature(answers: Judged, fitted_here: bool) -> str:
     """Describe the bundle's temperature. fitted_here: whether it was fitted on these images."""
     temperature = answers.bundle.temperature
     if temperature == 1:
-        return (
-            "The temperature is 1: there were no validation images to fit another on, or too few mistakes among them "
-            "to tell it from 1."
-        )
+        return "The temperature is 1: none was fitted, or the validation images could not tell it from 1."
     more = " Fitted on these very images: on others the error will be larger." if fitted_here else ""
     return (
         f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
@@ -248,19 +259,20 @@ def _temperature(answers: Judged, fitted_here: bool) -> str:
     )
 
 
-def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, text: str) -> str:
-    """Reliability charts and how to read them. scaled: logits (N, K) over a temperature. text: about that
-    temperature."""
+def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, worth: float | None, text: str) -> str:
+    """Reliability charts and how to read them. scaled: logits (N, K) over a temperature. worth: the effective sample
+    size of images in groups. text: about that temperature."""
     meaning = (
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
         "The calibration error (ECE) is the mean distance from that, over all answers. "
         "Across: how sure the model is; up: how often it is right."
     )
-    mean, most = chance_error(scaled)
+    mean, most = chance_error(scaled, worth)
     after = " is at its temperature" if len(charts) > 1 else ""
+    by_groups = "" if worth is None else ", by their effective sample size"
     chance = (
         f"By chance a perfectly calibrated model, as sure as this one{after}, would show {mean:.2%} on "
-        f"{len(labels):,} images, and up to {most:.2%} in 19 of 20 cases."
+        f"{len(labels):,} images, and up to {most:.2%} in 19 of 20 cases{by_groups}."
     )
     shown = f'{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
     return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>{_coverage(scaled, labels)}'
@@ -292,7 +304,7 @@ def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool
     }
     method = cheap_method(parts[0].bundle.model.config)
     body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
-    body += f"by {method.replace('_', ' ')}. {how_to_read(method)}</p>"
+    body += f"by {method.replace('_', ' ')}. {how_to_read(method, parts[0].bundle.model.config)}</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):

@@ -52,9 +52,10 @@ def heated(pixels: np.ndarray, heat: np.ndarray) -> np.ndarray:
     return (gray * (1 - 0.8 * strength) + 0.8 * strength * HEAT[:, None, None]).round().astype(np.uint8)
 
 
-def how_to_read(method: Method) -> str:
-    """A sentence on the pictures of `heated`."""
-    nothing = "; where all stays gray, nothing in the image did" if method == DEFAULT else ""
+def how_to_read(method: Method, config: ViTConfig) -> str:
+    """A sentence on the pictures of `heated`, by a method of `cheap_method`."""
+    can_be_zero = method == DEFAULT or config.pool == "cls"
+    nothing = "; where all stays gray, nothing in the image did" if can_be_zero else ""
     return f"The brighter the orange, the more{nothing}."
 
 

@@ -111,7 +111,7 @@ def folds_report(
     sections = [
         fold_results_section(parts, results["pooled"], tiles, note),
         Section("folds", "By fold", _by_fold(runs)),
-        *fold_sections(parts),
+        *fold_sections(parts, results["pooled"]),
         Section("made", "How it was made", _command(environment) + _environment(environment) + _resolved(recipe)),
     ]
     page = lay_out(kind=f"Cross-validation {folder.resolve().name}", heading=data["name"], lead=lead, sections=sections)
