@@ -293,9 +293,10 @@ def test_a_run_answers_in_the_precision_of_its_recipe(bundle, files, tmp_path, m
     recipe.write_text(tiny_recipe(precision="float16").dump())  # which is for training on some GPUs
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     list(predict(tmp_path, files, device="cpu"))
-    recipe.write_text("precision: 16-mixed")  # of another program
-    list(predict(tmp_path, files, device="cpu"))
-    assert asked == ["bf16", "float32", "float32", "float32"]
+    for other in (b"precision: 16-mixed", b"precision: \xff", b"[" * 5_000):  # of another program
+        recipe.write_bytes(other)
+        list(predict(tmp_path, files, device="cpu"))
+    assert asked == ["bf16", *["float32"] * 5]
 
 
 def test_a_whole_split_goes_through_in_batches_of_bounded_size():

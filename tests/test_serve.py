@@ -131,6 +131,7 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
         ("/predict", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 400, UNKNOWN),
         ("/predict?top=0", b"", 400, "top is '0': give a number from 1"),
         ("/predict?top=" + 5000 * "1", b"", 400, f"top is '{20 * '1'}': give a number from 1"),
+        ("/predict?top=" + 5000 * "0" + "1", b"", 400, f"top is '{20 * '0'}': give a number from 1"),
         ("/predict?top=two", b"", 400, "top is 'two': give a number from 1"),
         ("/predict", iter([b"parts"]), 411, "the request does not say its length: send Content-Length"),
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
@@ -176,6 +177,10 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
 def test_a_form_without_a_readable_file_is_refused(client):
     answer = client.post("/", files=[("images", ("x.txt", b"no image")), ("images", ("y.txt", b"none"))])
     assert answer.status_code == 400 and "y.txt: not a JPEG, PNG" in answer.text
+    form = b'--x\r\nContent-Disposition: form-data; name="images"\r\n\r\n\xff\r\n--x--\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=x; charset=undefined"}
+    answer = client.post("/", content=form, headers=kind)
+    assert answer.status_code == 400 and "the form is not in its charset: send it as UTF-8" in answer.text
 
 
 def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):
@@ -277,6 +282,7 @@ def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     ("host", "said"),
     [
         ("", "the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine"),
+        ("\udcff", "\\udcff is not the name of a host: use another --host"),
         ("192.0.2.1", "cannot listen at 192.0.2.1, port 0: Cannot assign requested address; use another --host"),
     ],
 )

@@ -151,7 +151,7 @@ def own_precision(run: Trained) -> str:
         return "auto"
     try:  # not by `read_recipe`, whose imports would delay the first answer
         asked = yaml.safe_load((folder / "recipe.yaml").read_text()).get("precision", "auto")
-    except (yaml.YAMLError, AttributeError):  # no recipe
+    except (yaml.YAMLError, AttributeError, UnicodeDecodeError, RecursionError):  # no recipe
         return "auto"
     return asked if asked in ("float32", "bf16") else "auto"  # others' files may ask for something else
 

@@ -99,9 +99,12 @@ class Service:
         with self._room():
             images = []
             if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-                async with _in_time(), request.form(max_files=MOST) as form:
-                    given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
-                    images = [(as_text(upload.filename or "an image"), await upload.read()) for upload in given]
+                try:
+                    async with _in_time(), request.form(max_files=MOST) as form:
+                        given = [upload for upload in form.getlist("images") if isinstance(upload, UploadFile)]
+                        images = [(as_text(upload.filename or "an image"), await upload.read()) for upload in given]
+                except UnicodeError as error:
+                    raise HTTPException(400, "the form is not in its charset: send it as UTF-8") from error
             if not images:
                 raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
             return self._page(request, *await run_in_threadpool(self._explain, images))
@@ -112,7 +115,7 @@ class Service:
         if kind.startswith(("multipart/", "application/json")):  # and not what curl says of any bytes
             raise HTTPException(415, "send the image's bytes as the body: curl --data-binary @photo.jpg")
         top = request.query_params.get("top", "5")
-        if not top.isdecimal() or not 1 <= len(top.lstrip("0")) <= 9:
+        if not top.isdecimal() or len(top) > 9 or not int(top):
             raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
         with self._room():
             async with _in_time():
@@ -192,6 +195,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0: any free port. Raises ValueError if it cannot be opened."""
     if not host:
         raise ValueError("the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine")
+    if as_text(host) != host:
+        raise ValueError(f"{as_text(host)} is not the name of a host: use another --host")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

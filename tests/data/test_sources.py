@@ -381,6 +381,16 @@ def test_a_test_split_without_labels_is_left_out_and_said(tmp_path, caplog):
     assert load(tmp_path).test is None and "test has no labels" in caplog.text
 
 
+@pytest.mark.parametrize("said", ["null", "[]", '{"info": null}', '{"info": {"features": [1]}}'])
+def test_what_another_program_says_of_a_parquet_file_is_no_obstacle(tmp_path, said):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"image": hub_images(pixels(2)), "label": [0, 1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": said}), tmp_path / "x.parquet")
+    assert load(tmp_path / "x.parquet").class_names == ("0", "1")
+
+
 @pytest.mark.parametrize("label", [{}, {"label": [None, None]}], ids=["no column", "empty"])
 def test_a_test_split_whose_labels_are_kept_back_is_left_out_and_said(tmp_path, caplog, label):
     write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(2)), "label": [0, 1]})
@@ -397,6 +407,8 @@ def test_a_test_split_whose_labels_are_kept_back_is_left_out_and_said(tmp_path, 
         ({"image": [b"", b""], "p": [0, 1], "q": [0, 1]}, r"label columns \['p', 'q'\]: one of each is needed"),
         ({"image": [b"", b""], "label": [0, None]}, "needs an integer or a string in every row"),
         ({"image": [b"", b""], "label": ["a", None]}, "needs an integer or a string in every row"),
+        ({"image": [b"", b""], "label": ["a", ""]}, "needs an integer or a string in every row"),
+        ({"image": [b"", b"", b""], "label": [0, 1, -1]}, "'label' of train is -1 in some rows, which mostly means"),
     ],
 )
 def test_parquet_that_is_no_set_says_why(tmp_path, columns, reason):

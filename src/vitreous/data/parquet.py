@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -118,7 +119,7 @@ def read_parquet(root: Path, files: list[Path], name: str, source: str, label: s
 
     try:
         return _read_parquet(root, files, name, source, label)
-    except (pa.ArrowException, json.JSONDecodeError) as error:
+    except (pa.ArrowException, json.JSONDecodeError, RecursionError) as error:
         reason = first_line(error)[:120]
         raise ValueError(f"{source}: its parquet files are damaged or not alike: {reason}") from error
 
@@ -149,10 +150,17 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     found = {}
     for split, paths in of_split.items():
         labels = _labels(paths, label)
-        if split != "train" and (labels is None or (labels.dtype.kind == "i" and (labels < 0).all())):
+        words = labels is not None and labels.dtype.kind == "O"
+        absent = labels is None or (words and (labels == "").all()) or (labels.dtype.kind == "i" and (labels < 0).all())
+        if split != "train" and absent:
             log.warning("%s: %s has no labels: left out", source, split)
-        elif labels is None or labels.dtype.kind not in "iuO" or (labels.dtype.kind == "O" and None in labels):
+        elif labels is None or labels.dtype.kind not in "iuO" or (words and (None in labels or "" in labels)):
             raise ValueError(f"{source}: '{label}' of {split} needs an integer or a string in every row")
+        elif class_names is None and labels.dtype.kind == "i" and (labels < 0).any():
+            raise ValueError(
+                f"{source}: '{label}' of {split} is {labels.min()} in some rows, which mostly means that they have no "
+                "label: leave them out, or number the classes from 0"
+            )
         else:
             found[split] = (paths, labels, _columns(paths[0], label)[2])
 
@@ -228,9 +236,11 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
         schema = pq.read_schema(file)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{file} is not a parquet file, or a damaged one: {error}") from error
-    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = metadata.get("info", {}).get("features", {})
-    features = {name: kind for name, kind in features.items() if isinstance(kind, dict)}  # a list is a feature of lists
+    features: Any = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    for key in ("info", "features"):
+        features = features.get(key) if isinstance(features, dict) else None
+    known = features.items() if isinstance(features, dict) else ()
+    features = {name: kind for name, kind in known if isinstance(kind, dict)}  # a list is a feature of lists
 
     def stated(kind: str) -> list[str]:
         return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
@@ -257,4 +267,4 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
             "stands behind a colon, DATA:COLUMN"
         )
     names = features.get(preferred[0], {}).get("names")
-    return images[0], preferred[0], tuple(names) if names else None
+    return images[0], preferred[0], tuple(names) if names and isinstance(names, list) else None

@@ -47,12 +47,12 @@ class ViTConfig(BaseModel):
     """Height and width of a patch, in pixels."""
     channels: PositiveInt = 3
     """Colour channels of an image: 1 gray, 3 RGB; a recipe that does not say takes those of the data."""
-    num_classes: PositiveInt = 1000
+    num_classes: Annotated[int, Field(gt=0, le=1 << 24)] = 1000
     """Outputs K of the head; a recipe that does not say takes the classes of the data."""
 
     dim: PositiveInt = 768
     """Width D of a token."""
-    depth: PositiveInt = 12
+    depth: Annotated[int, Field(gt=0, le=1024)] = 12
     """Number of blocks L."""
     heads: PositiveInt = 12
     """Attention heads h of each block; each is D / h wide."""

@@ -58,21 +58,21 @@ def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = Non
     if isinstance(name, Recipe):
         fields, recipe = name.model_dump(mode="json", exclude_unset=True), name
     else:
-        fields, recipe = _read(recipe_file(str(name)))
+        fields, recipe = _read(recipe_file(str(name)), str(name))
     for override in overrides or []:
         _apply(fields, override)
     return _make(fields, "command line") if overrides else recipe
 
 
-def _read(file: Path) -> tuple[dict[str, Any], Recipe]:
-    """The fields of a file, and the recipe that they are."""
+def _read(file: Path, name: str) -> tuple[dict[str, Any], Recipe]:
+    """The fields of a file, and the recipe that they are. name: what errors call it."""
     try:
         fields = yaml.load(file.read_text(), _Loader) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{file.name} is not a recipe: expected keys and values, found {type(fields).__name__}")
-    return fields, _make(fields, file.name)  # the file's own errors carry the file's name
+        raise ValueError(f"{name} is not a recipe: expected keys and values, found {type(fields).__name__}")
+    return fields, _make(fields, name)  # the file's own errors carry the file's name
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:
