@@ -305,6 +305,29 @@ def test_the_time_of_fitting_the_head_first_counts(started, monkeypatch):
     assert 50 <= run.results["train_seconds"] < 60 and run.results["passes"] < 1
 
 
+def test_fitting_the_head_first_takes_of_the_time_and_not_of_the_schedule(started, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(job, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+    rates, fit_head = [], job.fit_head
+
+    def take(seconds):
+        clock.now += seconds
+
+    def stop_in_the_second(state, _):
+        take(1)
+        if state.seen == 2 * 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(job, "fit_head", lambda *args: take(6) or fit_head(*args))
+    monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
+    linear = {"schedule": "linear", "final_rate": 0.0, "warmup": 0.0, "batch_size": 8}
+    changes = {"time_limit": 10, "epochs": 1000, "optim": linear}
+    started(first=True, on_step=stop_in_the_second, **changes)
+    run = started(first=True, on_step=lambda *_: take(1), resume=True, **changes)
+    assert rates == pytest.approx([1, 0.75, 0.5, 0.25], abs=1e-3) and run.results["train_seconds"] == 10
+
+
 def test_a_head_that_is_kept_is_not_fitted(started, tmp_path):
     tiny_bundle(seed=1, head_hidden=4).save(tmp_path / "own")
     run = started(first=True, weights=tmp_path / "own", optim=STILL)

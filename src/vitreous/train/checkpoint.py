@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitreous.files import replace_file
 
-FORMAT = 6  # bumped whenever the content or its meaning changes: a run must not resume with different numbers
+FORMAT = 7  # bumped whenever the content or its meaning changes: a run must not resume with different numbers
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

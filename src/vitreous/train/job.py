@@ -204,7 +204,7 @@ class Job:
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
         (seconds,) = self.engine.max(time.monotonic() - begun)
-        self.state.total_seconds += seconds  # of a time limit, too
+        self.state.head_seconds = self.state.total_seconds = seconds  # of a time limit, too, but not of the schedule
         say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 
     def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:

@@ -47,8 +47,9 @@ class State:
     step_seconds: float = 0.0
     """Time in training steps over the whole run."""
     total_seconds: float = 0.0
-    """Time of fitting the head first, where that is done, and of all epochs: training steps, validation, checkpoints
-    and hooks."""
+    """`head_seconds`, and the time of all epochs: training steps, validation, checkpoints and hooks."""
+    head_seconds: float = 0.0
+    """Time of fitting the head first, where that is done."""
     compile_seconds: float = 0.0
     """Part of `step_seconds`: the first step at each image size after each start, if the model was compiled in it."""
     val_seconds: float = 0.0
@@ -158,8 +159,8 @@ def train_loop(
         for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
             begun_step = time.monotonic()
             done = state.epoch * steps + state.step
-            compiling = state.compile_seconds
-            progress = max(done / total, min((spent - compiling) / (deadline - compiling), 1))
+            aside = state.head_seconds + state.compile_seconds
+            progress = max(done / total, min((spent - aside) / max(deadline - aside, 1e-9), 1))
             images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
             answers = None if ask is None else ask(images)
             images = preprocess.normalise(shrunk(images, recipe, progress))
