@@ -482,6 +482,18 @@ def test_a_link_to_a_file_that_is_gone_is_named_and_the_others_are_answered(vitr
     assert out.startswith("photos/test/ant/000.png: ") and out.count("\n") == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names here are of fewer characters")
+def test_what_a_terminal_would_obey_and_what_pillow_says_are_not_printed(vitreous, tmp_path, recwarn):
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0"  # cut short
+    Image.new("L", (8, 8)).save(tmp_path / "a\x1b[31m\n.jpg", exif=exif)
+    (tmp_path / "b\x1b.png").touch()
+    os.mkfifo(tmp_path / "c.png")
+    code, out, err = vitreous("predict", "run", tmp_path)
+    assert code == 2 and out.startswith(f"{tmp_path}/a\\x1b[31m\\n.jpg: ") and out.count("\n") == 1
+    assert f"{tmp_path}/b\\x1b.png: not a JPEG" in err and f"{tmp_path}/c.png: a pipe: name an image file\n" in err
+    assert "\x1b" not in vitreous("predict", "run", "\x1b")[2] + out + err and not recwarn.list
+
+
 def test_a_large_image_is_answered_and_a_larger_one_told_its_limit(vitreous, tmp_path, monkeypatch, recwarn):
     for side in (8, 10):
         Image.new("L", (side, side)).save(tmp_path / f"{side}.png")
@@ -725,7 +737,14 @@ def test_what_is_wrong_is_told_in_one_line(vitreous, work, command, message):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("train digits --epochs 3", "No such option: --epochs"),
+        ("train digits --epochs 3", "No such option: --epochs: settings are given as key=value, such as epochs="),
+        ("train digits --lr=3", "No such option: --lr: settings are given as key=value, such as optim.learning_rate="),
+        ("train digits --batch-size 3", "No such option: --batch-size: settings are given as key=value, such as opti"),
+        ("train digits --gpus 1", "No such option: --gpus: name a GPU with --device, such as --device cuda\n"),
+        ("train digits --recpe x", "No such option: --recpe (Possible options: --device, --recipe, --resume)\n"),
+        ("train digits --recipe", "Option '--recipe' requires an argument.\n"),
+        ("train digits -e 3", "No such option: -e: settings are given as key=value, such as epochs=3\n"),
+        ("evaluate run --epochs 3", "No such option: --epochs\n"),
         ("predict run", "Missing argument 'IMAGE...'"),
         ("predict run x.png --top 0", "Invalid value for '--top': Input should be greater than or equal to 1"),
         ("train digits --seed many", "Invalid value for '--seed': Input should be a valid integer"),

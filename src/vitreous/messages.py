@@ -27,6 +27,11 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def plain(text: str) -> str:
+    """A text with its control characters written as \\n, \\x1b and the like, as a terminal would obey them."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
 def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = lambda key: "") -> str:
     """An error's message; for a pydantic error, its first fault with key and value.
 

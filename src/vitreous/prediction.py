@@ -23,6 +23,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
 from vitreous.device import autocast, cores, pick_precision
 from vitreous.files import path_of, write_csv
+from vitreous.messages import plain
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -273,10 +274,10 @@ def write_text(predictions: Iterable[Prediction], file: TextIO) -> None:
     """One line per image: its likeliest classes with their probabilities."""
     for prediction in predictions:
         classes = "  ".join(
-            f"{' '.join(name.split())} {p:.1%}"
+            f"{plain(' '.join(name.split()))} {p:.1%}"
             for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
         )
-        print(f"{prediction.image}: {classes}", file=file)
+        print(f"{plain(prediction.image)}: {classes}", file=file)
 
 
 def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:

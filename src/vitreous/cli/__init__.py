@@ -16,8 +16,8 @@ from vitreous.cli.answers import embed, evaluate, predict, serve
 from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
-from vitreous.cli.training import train
-from vitreous.messages import first_line, lacks_memory
+from vitreous.cli.training import no_such_option, train
+from vitreous.messages import first_line, lacks_memory, plain
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
@@ -63,7 +63,7 @@ for command in (recipes, settings, doctor):
 
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
-    warnings.filterwarnings("ignore", "Image size .* exceeds limit of")  # Pillow's, of images that it reads
+    warnings.filterwarnings("ignore", module="PIL")  # what Pillow says of images that it reads
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that nothing half written is left
@@ -89,7 +89,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except typer.TyperException as error:  # one without a message has printed the help
-        _refuse(error.format_message()) if error.format_message() else sys.exit(2)
+        message = error.format_message()
+        if "train" in sys.argv[1:2] and message.startswith("No such option"):
+            message = no_such_option(error.option_name, message)
+        _refuse(message) if message else sys.exit(2)
     except (ValueError, ArithmeticError, ImportError, OSError, MemoryError, RuntimeError) as error:
         message = _in_words(error)
         if os.environ.get("VITREOUS_DEBUG") or message is None:
@@ -130,5 +133,5 @@ def _say_stopped() -> None:
 def _refuse(message: str) -> NoReturn:
     """End with one line and exit code 2; where several processes run, all but the main one say which they are."""
     rank = os.environ.get("RANK", "0")
-    print(f"vitreous{'' if rank == '0' else f', process {rank}'}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"vitreous{'' if rank == '0' else f', process {rank}'}: {plain(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)

@@ -45,6 +45,7 @@ def explain(
     from vitreous.explain.explanations import stems
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
+    from vitreous.messages import plain
     from vitreous.prediction import image_name
     from vitreous.weights import Bundle
 
@@ -70,7 +71,8 @@ def explain(
         stem = stem_of[explanation.image]
         explanation.save(stem, sha256)
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
-        print(f"{explanation.image}: {explanation.target} {explanation.target_probability:.1%}{rival}, see {stem}.png")
+        answer = f"{explanation.target} {explanation.target_probability:.1%}{rival}"
+        print(plain(f"{explanation.image}: {answer}, see {stem}.png"))
     report_broken(broken)
 
 

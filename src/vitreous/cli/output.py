@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
 def report_broken(broken: list) -> None:
     """Name images that could not be read, and exit with 2 if there are any."""
+    from vitreous.messages import plain
+
     for error in broken:
-        print(f"vitreous: {error}", file=sys.stderr)
+        print(f"vitreous: {plain(str(error))}", file=sys.stderr)
     if broken:
         sys.exit(2)
 

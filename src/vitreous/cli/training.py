@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from vitreous.train.run import Run
 
+OTHERS_NAMES = {"lr": "optim.learning_rate", "model": "model.size", "batch": "optim.batch_size", "epoch": "epochs"}
+
 
 def train(
     data: Annotated[
@@ -114,6 +116,21 @@ def train(
         _tell(console, run, cross)
     elif not dry_run:
         sys.exit(130)
+
+
+def no_such_option(option: str, message: str) -> str:
+    """What to say of an option that `train` lacks: the setting that other programs have as an option of this name."""
+    from vitreous.recipe import settings
+
+    name = option.lstrip("-").replace("-", "_")
+    if name in ("gpu", "gpus"):
+        return f"No such option: {option}: name a GPU with --device, such as --device cuda"
+    defaults = {setting.key: setting.default for setting in settings()}
+    key = next((key for key in defaults if key.rpartition(".")[2] == name), OTHERS_NAMES.get(name))
+    if key is None and "(Possible options" in message:
+        return message
+    example = "epochs=3" if key is None else f"{key}={defaults[key]}"
+    return f"No such option: {option}: settings are given as key=value, such as {example}"
 
 
 def _tell(console: "Console", run: "Run", cross: bool) -> None:

@@ -348,6 +348,8 @@ def open_picture(source: str | Path | BinaryIO) -> Image.Image:
 
     Of the others that Pillow knows, some start a program (EPS, also within IPTC) or decode in Python, byte by byte.
     """
+    if isinstance(source, str | Path) and Path(source).is_fifo():  # which nobody may ever write to
+        raise ValueError("a pipe: name an image file")
     return Image.open(source, formats=list(FORMATS))
 
 
