@@ -109,6 +109,12 @@ def test_an_image_grid_shows_the_images_in_order(figures):
     np.testing.assert_array_equal(figures[1].axes[2].images[0].get_array(), colour[2].transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize(("channels", "said"), [(1, ""), (2, "channel 1 of 2"), (3, ""), (5, "channels 1-3 of 5")])
+def test_an_image_grid_says_which_channels_it_shows(figures, channels, said):
+    image_grid(np.zeros((2, channels, 8, 6)), "ab", None)
+    assert figures[0].get_suptitle() == said
+
+
 @pytest.mark.parametrize("name", ["$x^$", "$5 and $6", "a_b", r"\frac", "{", "<b>", ""])
 def test_class_names_are_drawn_as_they_are(tmp_path, name):
     confusion_matrix(np.eye(2, dtype=int), [name, "other"], tmp_path / "x.png")

@@ -16,6 +16,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def channels_shown(C: int, before: str = "") -> str:
+    """Which of an image's channels a picture shows, behind `before`; "" if it shows all: gray or colour."""
+    if C in (1, 3):
+        return ""
+    return f"{before}channel 1 of 2" if C == 2 else f"{before}channels 1-3 of {C}"
+
+
 def lacks_memory(error: Exception) -> bool:
     """Whether an error says that memory has run out; one of an illegal address names memory, too."""
     text = str(error)

@@ -13,6 +13,7 @@ from PIL import Image
 from tiny import CLASSES, tiny_bundle, write_images
 
 from vitreous import predict
+from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
 from vitreous.explain import METHODS, evidence, explain, explanation_maps
 from vitreous.explain.explanations import class_index, explained_at_once, stems
@@ -162,6 +163,26 @@ def test_a_figure_shows_the_numbers_it_was_given(files, tmp_path, monkeypatch):
         peak, rest = found.attention[head].max(), found.attention_elsewhere[head]
         (shown,) = by_title[f"{head + 1}: {peak * (1 - rest):.0%} + {rest:.0%}"].images
         np.testing.assert_array_equal(shown.get_array(), overlay(found.pixels / 255, found.attention[head]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole", "channels"),
+    [
+        ({}, "of what falls on patches", ""),
+        ({"pool": "mean"}, "of the whole", ""),
+        ({"channels": 4}, "of what falls on patches", "\nchannels 1-3 of 4"),
+    ],
+)
+def test_a_figure_says_what_it_does_not_show(tmp_path, monkeypatch, fields, whole, channels):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    bundle = tiny_bundle(**fields)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, bundle.model.config.channels, 8, 8), np.uint8)
+    (found,) = explain(bundle, ImageSet.from_arrays(pixels, [0]).train, device="cpu")
+    found.save(tmp_path / "x")
+    titles = [axes.get_title() for axes in made[0].get_axes()]
+    assert titles[0] == f"8 x 8 pixels, patches 4 x 4{channels}"
+    assert all(title.endswith(f"% {whole}") for title in titles[1:3])
 
 
 def test_the_brightest_patch_is_where_the_map_is_largest():

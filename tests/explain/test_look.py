@@ -13,11 +13,12 @@ from small_models import small
 from tiny import tiny_bundle, tiny_set
 from torch import nn
 
-from vitreous.explain.attention import OpenPass, open_pass
+from vitreous.explain.attention import OpenPass, open_pass, read_out
 from vitreous.explain.explanations import explained_at_once
 from vitreous.explain.look import (
     attention_distance,
     depth_similarity,
+    early_answers,
     filter_components,
     look,
     patch_filters,
@@ -27,7 +28,7 @@ from vitreous.explain.look import (
 )
 
 ALWAYS = {"filters.png", "positions.png", "look.json"}
-WITH_IMAGES = {"attention_distance.png", "depth_similarity.png", "token_norms.png"}
+WITH_IMAGES = {"attention_distance.png", "depth_similarity.png", "token_norms.png", "early_answers.png"}
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])
@@ -168,6 +169,34 @@ def test_every_view_is_written(tmp_path, pool, positions):
     assert figures["images"] == 5 and np.shape(figures["attention_distance"]) == (2, 2)
     assert np.shape(figures["depth_similarity"]) == (3, 3)
     assert {np.shape(v) for v in figures["token_norms"].values()} == {(3, 3)}
+    assert np.shape(figures["early_answers"]) == (3,) and figures["early_answers"][-1] == 1
+
+
+def test_the_answer_is_read_out_at_every_depth(model, images):
+    seen = open_pass(model, images)
+    early = early_answers(model, seen)
+    assert early.shape == (4, 4) and early[:, -1].all()
+    for depth, tokens in enumerate(seen.tokens):
+        answers = read_out(model, tokens).argmax(dim=1)
+        assert early[:, depth].tolist() == (answers == seen.logits.argmax(dim=1)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({}, "what the patch embedding sees: principal components, with their shares of the variance"),
+        (
+            {"patch_embedding": "conv_stem", "stem_channels": (4,), "channels": 5},
+            "what the stem sees in a faint pattern on the mean colour:\nprincipal components of its gradients, with "
+            "their shares of the variance\nchannels 1-3 of 5",
+        ),
+    ],
+)
+def test_the_title_says_what_the_filters_are(tmp_path, monkeypatch, caplog, fields, title):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    look(tiny_bundle(**fields), out=tmp_path, device="cpu")
+    assert made[0].get_suptitle() == title
 
 
 def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from vitreous.explain.walk import walk
 from vitreous.model.attention import attention_weights
 from vitreous.model.vit import Block, Pool, ViT
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "link", "img", "br"}
 MODELS = [
     {},
     {"pool": "attention", "patch_embedding": "conv_stem", "stem_channels": (4,), "registers": 2, "depth": 2},
@@ -64,7 +64,8 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(photo, tmp_path, fiel
     text = path.read_text(encoding="utf-8")
     reader = Reader(text)
     links = [value for tag, name, value in reader.attributes if name in ("src", "href", "srcset", "action")]
-    assert links and all(value.startswith("data:image/png;base64,") for value in links)
+    icon, *pictures = links
+    assert icon == "data:," and pictures and all(value.startswith("data:image/png;base64,") for value in pictures)
     assert not re.search(r"https?://|url\(|@import|<script", text)
     assert "a <b>.png" in reader.text and "a <b>.png" not in text
     assert all(value for tag, name, value in reader.attributes if name == "alt")
@@ -112,6 +113,34 @@ def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
 def test_what_the_equations_leave_out_is_told(photo, tmp_path, fields, said):
     text = Reader(walk(tiny_bundle(**fields), photo, out=tmp_path / "page.html", device="cpu").read_text("utf-8")).text
     assert f"In this model {said}" in text if said else "In this model" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "equation"),
+    [
+        ({}, "[xclass; x1E; …; xNE] + Epos"),
+        ({"pool": "mean"}, "[x1E; …; xNE] + Epos"),
+        ({"registers": 1}, "[xclass + Eposclass; r1; x1E + Epos1; …; xNE + EposN]"),
+        ({"registers": 4, "position_tokens": "all"}, "[xclass; r1; …; r4; x1E; …; xNE] + Epos"),
+        ({"registers": 2, "pool": "mean", "positions": "rope", "heads": 4}, "[r1; r2; x1E; …; xNE]"),
+        ({"position_tokens": "patches"}, "[xclass; x1E + Epos1; …; xNE + EposN]"),
+    ],
+    ids=str,
+)
+def test_equation_1_has_every_token_and_its_position(photo, tmp_path, fields, equation):
+    text = Reader(walk(tiny_bundle(**fields), photo, out=tmp_path / "page.html", device="cpu").read_text("utf-8")).text
+    assert f"z0 = {equation}  (equation 1)" in text
+    registers = {0: "", 1: "1 register.", 2: "2 registers.", 4: "4 registers."}[fields.get("registers", 0)]
+    assert registers in text and ("Before the 4 patches, N in the equation, stand" in text) == ("z0 = [x1E" not in text)
+    assert ("over the N patches" in text) == (fields.get("pool") == "mean" and "registers" in fields)
+
+
+def test_a_stem_cuts_no_patches_and_pictures_say_which_channels_they_show(tmp_path):
+    stem = {"patch_embedding": "conv_stem", "stem_channels": (4,), "channels": 2}
+    for fields, said in ((stem, "one token for each square of 4 x 4 pixels"), ({}, "cut into patches of 4 x 4 pixels")):
+        image = np.random.default_rng(0).integers(0, 255, (8, 8, fields.get("channels", 1)), np.uint8)
+        text = Reader(walk(tiny_bundle(**fields), image, out=tmp_path / "p.html", device="cpu").read_text("utf-8")).text
+        assert said in text and ("sees it, channel 1 of 2" in text) == ("channels" in fields)
 
 
 def test_the_code_is_that_of_the_source(photo, tmp_path):

@@ -469,6 +469,15 @@ def test_top5_of_images_in_groups_has_no_interval(grouped, intervals):
     assert sum("&ndash;" in _figure(key, figures) for key in figures) == intervals
 
 
+@pytest.mark.parametrize(("channels", "said"), [(3, False), (5, True)])
+def test_pictures_that_lack_channels_are_said_to(tmp_path, channels, said):
+    data = ImageSet.from_arrays(np.random.default_rng(0).random((6, 8, 8, channels)), [0, 1, 2] * 2)
+    bundle = tiny_bundle(channels=channels)
+    judged = judge(bundle, data.train, device=torch.device("cpu"), precision="float32", name="train")
+    evaluation_report(tmp_path / "r.html", judged, model="m", data="d", environment=ENVIRONMENT)
+    assert Page(tmp_path / "r.html").text.count("pictures show channels 1-3 of 5") == 2 * said
+
+
 def test_a_split_of_one_image_is_enough(tmp_path):
     split = tiny_set().test
     judged = judge(

@@ -91,7 +91,7 @@ def look(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Draw a model itself: filters, positions, how far its heads look, its tokens by depth."""
+    """Draw a model itself: filters, positions, how far its heads look, its tokens and answers by depth."""
     from vitreous.cli.asked import asked_model, check_outside_data
     from vitreous.explain.look import look as draw
     from vitreous.files import check_folder

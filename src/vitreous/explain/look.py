@@ -1,4 +1,4 @@
-"""Inspect the model itself: filters, positions, attention distances, tokens by depth: `vitreous look`.
+"""Inspect the model itself: filters, positions, attention distances, tokens and answers by depth: `vitreous look`.
 
 The first three views are those of Figure 7 of Dosovitskiy et al. 2021.
 """
@@ -16,7 +16,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.evaluation import own_data
-from vitreous.explain.attention import OpenPass, open_pass
+from vitreous.explain.attention import OpenPass, open_pass, read_out
 from vitreous.explain.explanations import explained_at_once
 from vitreous.files import check_free, path_of, write_json
 from vitreous.model import ViT
@@ -28,7 +28,7 @@ log = logging.getLogger("vitreous")
 
 IMAGES = 128
 COMPONENTS = 28  # as many as the paper shows
-VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "token_norms")
+VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "token_norms", "early_answers")
 
 
 def look(
@@ -61,7 +61,10 @@ def look(
     write_json(record, figures)  # first: it marks the pictures as ours
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
-    plots.filters(components, shares, "what the patch embedding sees: principal components", pictures["filters"])
+    title = "what the patch embedding sees: principal components"
+    if model.config.patch_embedding == "conv_stem":
+        title = "what the stem sees in a faint pattern on the mean colour:\nprincipal components of its gradients"
+    plots.filters(components, shares, f"{title}, with their shares of the variance", pictures["filters"])
     title = f"positions ({model.config.positions}): which places are alike"
     plots.position_similarity(positions, title, pictures["positions"])
     if images is not None:
@@ -69,22 +72,25 @@ def look(
         for part in torch.from_numpy(images).split(explained_at_once(model.config)):
             with torch.no_grad():
                 opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
-            views = attention_distance(model, opened), depth_similarity(model, opened), token_norms(model, opened)
-            seen.append(views)
-        distances, similarities, norms = zip(*seen, strict=True)
+            views = attention_distance, depth_similarity, token_norms, early_answers
+            seen.append([view(model, opened) for view in views])
+        distances, similarities, norms, early = zip(*seen, strict=True)
         distance = torch.cat(distances).mean(dim=0).cpu().double().numpy()
         similarity = torch.cat(similarities).mean(dim=0).cpu().double().numpy()
+        same = torch.cat(early).cpu().double().mean(dim=0).numpy()
         spread = {kind: _spread(torch.cat([part[kind] for part in norms])) for kind in norms[0]}
         plots.attention_distance(distance, uniform_distance(model), pictures["attention_distance"])
         what = "the class token" if model.config.pool == "cls" else "what the head reads"
         plots.depth_similarity(similarity, f"{what}, depth by depth", pictures["depth_similarity"])
         plots.token_norms(spread, pictures["token_norms"])
+        plots.early_answers(same, pictures["early_answers"])
         figures |= {
             "images": len(images),
             "attention_distance": distance.round(4).tolist(),
             "attention_distance_uniform": uniform_distance(model),
             "depth_similarity": similarity.round(6).tolist(),
             "token_norms": {kind: values.round(4).tolist() for kind, values in spread.items()},
+            "early_answers": same.round(4).tolist(),
         }
     write_json(record, figures)
     return figures
@@ -182,6 +188,13 @@ def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
     first, prefix = int(model.config.class_token), model.config.prefix
     parts = {"patches": lengths[:, prefix:], "class token": lengths[:, :first], "registers": lengths[:, first:prefix]}
     return {kind: part.flatten(0, 1) for kind, part in parts.items() if part.shape[1]}
+
+
+@torch.no_grad()
+def early_answers(model: ViT, seen: OpenPass) -> Tensor:
+    """Whether the answer read out at each depth (0: the embedding) is the final one: (B, L + 1), bool."""
+    answers = torch.stack([read_out(model, x).argmax(dim=1) for x in seen.tokens], dim=1)
+    return answers == answers[:, -1:]
 
 
 def _spread(lengths: Tensor) -> np.ndarray:

@@ -12,6 +12,7 @@ from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
 from vitreous.explain.methods import patch_map, through
 from vitreous.files import path_of
+from vitreous.messages import channels_shown
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
@@ -87,6 +88,7 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
     spaced = np.full((rows, P * times + 4, columns, Q * times + 4, 3), 0.5)  # gaps between the patches
     spaced[:, 2:-2, :, 2:-2] = tiles
     spaced = spaced.reshape(rows * (P * times + 4), columns * (Q * times + 4), 3)
+    squares = f"cut into patches of {P} x {Q} pixels"
     cut = f"{config.image_size[0]}/{P} x {config.image_size[1]}/{Q} = {rows} x {columns} = {rows * columns} patches"
     equation = "<b>x</b> → [<b>x</b><sub>1</sub><b>E</b>; …; <b>x</b><sub>N</sub><b>E</b>],  "
     equation += (
@@ -95,6 +97,7 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
     if config.patch_embedding == "conv_stem":
         equation = "<b>x</b> → GELU(BN(<b>x</b> * <b>K</b><sub>1</sub>)) → … → [<b>x</b><sub>1</sub><b>E</b>; …; "
         equation += "<b>x</b><sub>N</sub><b>E</b>]"
+        squares = f"one token for each square of {P} x {Q} pixels; it also sees some pixels around"
     low, high = normalised.min().item(), normalised.max().item()
     return "\n".join(
         [
@@ -109,8 +112,8 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
             ),
             f"<p>{cut}; {PATCHES[config.patch_embedding]}.</p>",
             '<div class="row">',
-            _picture(_bytes(large), "the image as the model sees it", 224),
-            _picture(_bytes(spaced), f"cut into patches of {P} x {Q} pixels", 224 + 4 * columns),
+            _picture(_bytes(large), f"the image as the model sees it{channels_shown(C, ', ')}", 224),
+            _picture(_bytes(spaced), squares, 224 + 4 * columns),
             "</div>",
             code(type(model.patches)),
         ]
@@ -120,18 +123,18 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
 def _tokens(model: ViT, tokens: Tensor) -> str:
     config = model.config
     front = ["the class token"] if model.class_token is not None else []
-    front += [f"{config.registers} registers"] if config.registers else []
-    before = f"Before the patches stand {' and '.join(front)}. " if front else "No token stands before the patches. "
-    positions = "" if config.positions == "rope" else " + <b>E</b><sub>pos</sub>"
-    first = "<b>x</b><sub>class</sub>; " if model.class_token is not None else ""
+    front += [f"{config.registers} register{'s' if config.registers > 1 else ''}"] if config.registers else []
+    before = "No token stands before the patches. "
+    if front:
+        patches, stand = config.tokens - config.prefix, "stands" if config.prefix == 1 else "stand"
+        before = f"Before the {patches} patches, N in the equation, {stand} {' and '.join(front)}. "
     table = heat(tokens[0].float().cpu().numpy())
     return "\n".join(
         [
             _step(
                 "Tokens with positions",
                 f"(B, N, D) = {_shape(tokens)}",
-                f"<b>z</b><sub>0</sub> = [{first}<b>x</b><sub>1</sub><b>E</b>; …; <b>x</b><sub>N</sub><b>E</b>]"
-                f"{positions}  (equation 1)",
+                f"<b>z</b><sub>0</sub> = {_sequence(config)}  (equation 1)",
             ),
             f"<p>{before}Positions: {POSITIONS[config.positions]}.</p>",
             _picture(table, f"z0: {tokens.shape[1]} tokens (rows) of {config.dim} numbers, dark low, bright high", 640),
@@ -139,6 +142,24 @@ def _tokens(model: ViT, tokens: Tensor) -> str:
             *map(code, POSITION_CODE.get(config.positions, [rotary_table, rotate])),
         ]
     )
+
+
+def _sequence(config: ViTConfig) -> str:
+    """The right side of equation 1, with the positions behind the bracket, or token by token if some have none."""
+    placed, R = config.positions != "rope", config.registers
+    apart = placed and config.placed_prefix < config.prefix
+
+    def at(token: str, place: str) -> str:
+        return f"{token} + <b>E</b><sub>pos</sub><sup>{place}</sup>" if apart else token
+
+    tokens = []
+    if config.class_token:
+        tokens = ["<b>x</b><sub>class</sub>"]
+        tokens = [at(*tokens, "class")] if config.placed_prefix else tokens
+    registers = [f"<b>r</b><sub>{i}</sub>" for i in range(1, R + 1)]
+    tokens += registers if R < 3 else [registers[0], "…", registers[-1]]
+    tokens += [at("<b>x</b><sub>1</sub><b>E</b>", "1"), "…", at("<b>x</b><sub>N</sub><b>E</b>", "N")]
+    return f"[{'; '.join(tokens)}]{' + <b>E</b><sub>pos</sub>' if placed and not apart else ''}"
 
 
 def _block(model: ViT, depth: int, shown: np.ndarray, heads: Tensor, answers: str) -> str:
@@ -239,7 +260,8 @@ def _pooling(config: ViTConfig) -> str:
         "attention": f"Σ<sub>i</sub> a<sub>i</sub> {each}",
     }
     weights = f",  <b>a</b> = softmax({normed('<b>z</b><sub>L</sub>')} <b>w</b>)"
-    said = {"cls": "  (equation 4)", "attention": weights}.get(config.pool, "")
+    over = ",  over the N patches" if config.prefix else ""
+    said = {"cls": "  (equation 4)", "attention": weights, "mean": over, "cls_mean": over}[config.pool]
     return f"<b>y</b> = {f'LN({pooled[config.pool]})' if after else pooled[config.pool]}{said}"
 
 

@@ -3,6 +3,7 @@
 from vitreous.plots.insight import (
     attention_distance,
     depth_similarity,
+    early_answers,
     explanation,
     filters,
     heat,
@@ -16,6 +17,7 @@ __all__ = [
     "attention_distance",
     "confusion_matrix",
     "depth_similarity",
+    "early_answers",
     "explanation",
     "filters",
     "heat",

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from vitreous.messages import channels_shown
 from vitreous.plots.canvas import BLUE, GREEN, ROSE, plain, save, show
 
 HEAT = "inferno"  # dark to bright: readable without telling colours apart
@@ -52,11 +53,14 @@ def explanation(
         axis.set_ticks(np.arange(step, side, step) - 0.5, labels=[])
         axis.set_tick_params(length=0)
     axes.grid(color="#888888", linewidth=0.5)
-    axes.set_title(f"{image.shape[1]} x {image.shape[2]} pixels, patches {patch_size[0]} x {patch_size[1]}", fontsize=9)
+    size = f"{image.shape[1]} x {image.shape[2]} pixels, patches {patch_size[0]} x {patch_size[1]}"
+    axes.set_title(size + channels_shown(len(image), "\n"), fontsize=9)
+    outside = any(share for _, share in heads.values())
+    whole = "of what falls on patches" if outside else "of the whole"
     for axes, (title, values) in zip(map_axes, maps.items(), strict=True):
         axes.imshow(overlay(image, values), interpolation="nearest")
         axes.axis("off")
-        axes.set_title(f"{title}\ndark: 0, bright: {values.max():.1%} of the whole", fontsize=9)
+        axes.set_title(f"{title}\ndark: 0, bright: {values.max():.1%} {whole}", fontsize=9)
 
     cells = iter(lower.subfigures(1, 2 if curves is None else 3, width_ratios=[1, 2] if curves is None else None))
     _answer(next(cells).subplots(), bars, target, against, empty)
@@ -64,7 +68,6 @@ def explanation(
         of = _short(target) if against is None else f"{_short(target)}, of the two classes,"
         _curves(next(cells).subplots(), curves, of)
     small = next(cells)
-    outside = any(share for _, share in heads.values())
     shares = "share of the brightest patch" + (" + of class token and registers" if outside else "")
     of = "" if patch is None else f" of patch {patch[0]},{patch[1]}"
     small.suptitle(f"attention{of} in block {layer}, head by head\n({shares})", fontsize=9)
@@ -120,7 +123,7 @@ def filters(components: np.ndarray, shares: np.ndarray, title: str, path: Path) 
     columns = min(len(images), 7)
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.25 * columns, 1.45 * rows + 0.6), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title + channels_shown(components.shape[1], "\n"), fontsize=11)
     for axes in figure.subplots(rows, columns, squeeze=False).flat:
         axes.axis("off")
     for axes, image, share in zip(figure.axes, images, shares, strict=False):
@@ -162,6 +165,17 @@ def attention_distance(distances: np.ndarray, uniform: float, path: Path) -> Non
     )
     axes.set(xlabel="block", ylabel="mean attention distance, pixels", ylim=(0, None))
     axes.legend(frameon=False)
+    plain(axes)
+    save(figure, path)
+
+
+def early_answers(shares: np.ndarray, path: Path) -> None:
+    """shares (L + 1,): of the images, those whose final answer can be read at each depth, 0 being the embedding."""
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(shares, color=BLUE, marker="o")
+    axes.set(xlabel="after block (0: embedding)", ylabel="share of images", ylim=(0, 1.02))
+    axes.set_title("read out there, the answer is already the final one (logit lens)", fontsize=9)
     plain(axes)
     save(figure, path)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitreous.messages import channels_shown
 from vitreous.plots.canvas import BLUE, ROSE, plain, save, show
 
 TRAIN, VAL = BLUE, ROSE
@@ -57,10 +58,13 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
 
 
 def image_grid(images: np.ndarray, titles: Sequence[str], path: Path) -> None:
-    """images (B, C, H, W) in 0..1, with a title above each, its lines cut after 24 letters."""
+    """images (B, C, H, W) in 0..1, with a title above each, its lines cut after 24 letters; above all, which of the
+    channels are shown if these are not all."""
     columns = 8
     rows = -(-len(images) // columns)
     figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
+    if shown := channels_shown(images.shape[1]):
+        figure.suptitle(shown, fontsize=9)
     for axes in figure.subplots(rows, columns, squeeze=False).flat:
         axes.axis("off")
     for axes, image, title in zip(figure.axes, images, titles, strict=False):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.evaluation import Judged
 from vitreous.explain import Method, evidence
+from vitreous.messages import channels_shown
 from vitreous.metrics import (
     NAMES,
     calibration_error,
@@ -302,9 +303,10 @@ def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool
         "The surest mistakes": confident_mistakes(shares, labels, SHOWN),
         "The least sure right answers": uncertain_hits(shares, labels, SHOWN),
     }
-    method = cheap_method(parts[0].bundle.model.config)
+    config = parts[0].bundle.model.config
+    method, shown = cheap_method(config), channels_shown(config.channels, "; pictures show ")
     body = '<p class="note">On the right of each image: what spoke for the answer rather than the class below it, '
-    body += f"by {method.replace('_', ' ')}. {how_to_read(method, parts[0].bundle.model.config)}</p>"
+    body += f"by {method.replace('_', ' ')}{shown}. {how_to_read(method, config)}</p>"
     for title, rows in galleries.items():
         body += f"<h3>{title}</h3>"
         if len(rows):

@@ -13,7 +13,7 @@ from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
-from vitreous.messages import duration
+from vitreous.messages import channels_shown, duration
 from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
@@ -227,7 +227,7 @@ def _fitting(preprocess: Preprocess) -> str:
     mean, std = (", ".join(f"{v:.3f}" for v in values) for values in (preprocess.mean, preprocess.std))
     return (
         f"The model reads {C} &times; {H} &times; {W} values: pixels in 0..1, less the mean ({mean}), divided by the "
-        f"standard deviation ({std}), which is undone here."
+        f"standard deviation ({std}), which is undone here{channels_shown(C, '; pictures show ')}."
     )
 
 
