@@ -108,6 +108,8 @@ def card(folder: Path, repo: str | None = None) -> str:
     ]
     alone = "" if results.get("start") or results.get("teacher") else " and nothing else"
     counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
+    digests = "; ".join(f"{split} `{digest}`" for split, digest in data["hash"].items())
+    digests = digests and f" SHA-256 of labels and pixels:\n{digests}."
     patch = " x ".join(map(str, config.patch_size))
     parts = {
         " from overlapping convolutions": config.patch_embedding == "conv_stem",
@@ -176,8 +178,7 @@ Python {environment["python"]}, torch {versions["torch"]}, vitreous {versions["v
 
 {about}
 
-Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}. SHA-256 of labels and pixels:
-{"; ".join(f"{split} `{digest}`" for split, digest in data["hash"].items())}.
+Images: {", ".join(f"{count:,} {split}" for split, count in counts.items())}.{digests}
 
 ## Limits
 

@@ -46,8 +46,9 @@ from tiny import (
 )
 
 from vitreous import plots, report
-from vitreous.card import origin
-from vitreous.data.images import ImageSet
+from vitreous.card import origin, write_shared
+from vitreous.data import loaders
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.evaluation import evaluate, judge
@@ -1284,6 +1285,21 @@ def swap_labels(pixels, labels):
 
 def reverse(pixels, labels):
     pixels[:], labels[:] = pixels[::-1].copy(), labels[::-1].copy()
+
+
+def test_images_may_be_decoded_before_an_interruption_and_not_after_it(trained, tmp_path, monkeypatch):
+    data = load(write_images(tmp_path / "photos", 12))
+    run = trained(tiny_recipe(), data, on_step=interrupt_after(2))
+    monkeypatch.setattr(loaders, "IN_MEMORY", -1)
+    (tmp_path / "full").touch()
+    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "full" / "cache"))
+    swapped = replace(data, train=Split(data.train.images, data.train.labels[::-1].copy()))
+    with pytest.raises(ValueError, match="resume with the same images"):
+        trained(tiny_recipe(), swapped, resume=True)
+    run = trained(tiny_recipe(), data, resume=True)
+    assert json.loads((run.folder / "data.json").read_text())["hash"] == {}
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    assert "SHA-256 of" not in (tmp_path / "shared" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("change", [change_pixel, swap_labels, reverse])

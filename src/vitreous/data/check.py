@@ -95,7 +95,7 @@ def copies_among(images: Images, hashes: np.ndarray, which: str, who: str) -> st
 
 def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
     """The content of `data.json`: counts of the images used and, if broken files are left out, of all images listed;
-    and a hash of the pixels and labels given."""
+    and a hash of the pixels and labels given, where they are decoded."""
     given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
     per_class, listed = (_per_class(splits, len(image_set.class_names)) for splits in (used, image_set.splits))
@@ -106,7 +106,7 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
         "per_class": per_class,
-        "hash": {name: digest_of(split) for name, split in given.items() if split is not None},
+        "hash": {name: digest for name, split in given.items() if split is not None and (digest := digest_of(split))},
     }
     return content | ({"listed": listed} if image_set.skip_broken else {})
 
@@ -236,12 +236,16 @@ def image_hashes(images: ArrayImages) -> np.ndarray:
     return np.frombuffer(digests, np.uint64)
 
 
-def digest_of(split: Split | Batches) -> str:
-    """sha256 of all labels, and of all pixels if they are decoded."""
+def digest_of(split: Split | Batches) -> str | None:
+    """sha256 of all labels and pixels; None if the images are not decoded."""
+    if not isinstance(split.images, ArrayImages):
+        return None
     digest = hashlib.sha256(np.asarray(split.labels).tobytes())
-    if isinstance(split.images, ArrayImages):
-        for image in split.images.one_by_one():
-            digest.update(image.tobytes())
-    else:
-        digest.update((split.images.key() or "").encode())
+    for image in split.images.one_by_one():
+        digest.update(image.tobytes())
     return digest.hexdigest()
+
+
+def digest_of_labels(split: Split | Batches) -> str:
+    """sha256 of all labels."""
+    return hashlib.sha256(np.asarray(split.labels).tobytes()).hexdigest()

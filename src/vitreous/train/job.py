@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.data.check import differs, summary
+from vitreous.data.check import differs, digest_of_labels, summary
 from vitreous.data.images import ImageSet, groups_of
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
@@ -266,6 +266,7 @@ class Job:
             content = {
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
+                "labels": self._labels(),
                 "start": self.start.facts["sha256"] if self.start else "",
                 "teacher": self.taught_by,
                 "given": self.given,
@@ -282,7 +283,9 @@ class Job:
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
         record = read_json(self.folder / "data.json")
-        if content["data"] != self.summary["hash"] or differs(self.data, record, test=False):
+        before, now = content["data"], self.summary["hash"]  # either may lack what is not decoded
+        changed = any(before[name] != now[name] for name in before.keys() & now)
+        if changed or content["labels"] != self._labels() or differs(self.data, record, test=False):
             raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
         if content["start"] != (self.start.facts["sha256"] if self.start else ""):
@@ -299,6 +302,11 @@ class Job:
         self.state = State(**content["state"])
         self.taught_by = content["teacher"]
         self.given = content["given"]
+
+    def _labels(self) -> dict[str, str]:
+        """`digest_of_labels` of `train` and, if there are validation images, of `val`."""
+        splits = {"train": self.plain_batches, "val": self.val_batches}
+        return {name: digest_of_labels(part) for name, part in splits.items() if part is not None}
 
     def write_model(self, model: nn.Module) -> None:
         """Write these weights as the run's model."""

@@ -46,8 +46,8 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.test is not None:
         judged["test"] = _judge(job, bundle, "test")
         seen = Split(judged["test"].images, judged["test"].labels.numpy())
-        digests = job.summary["hash"] | {"test": digest_of(seen)}
-        write_json(job.folder / "data.json", job.summary | {"hash": digests})
+        if digest := digest_of(seen):
+            write_json(job.folder / "data.json", job.summary | {"hash": job.summary["hash"] | {"test": digest}})
         images, weights = judged["test"].images, job.recipe.start.weights
         findings = leaks("test", images, train, hashes)
         findings.append(copies_among(images, before, f"{len(images)} test", weights))
