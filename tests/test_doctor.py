@@ -49,9 +49,11 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
     monkeypatch.setattr(doctor, "installed", lambda name: None)
     monkeypatch.setattr(doctor, "has_fast_bf16", lambda device: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert doctor.findings() == [
-        "this processor has no fast bf16 and there is no GPU: training runs in float32",
+        "this processor has no fast bf16 and there is no CUDA GPU: training runs in float32",
+        "Apple's GPU is used where device=mps asks for it, but nothing has been tested on it",
         "torch is built for CUDA 13.0 but sees no GPU: check the driver",
     ]
 
