@@ -722,7 +722,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("summary Q/16", "no model 'Q/16'"),
         ("summary S/16 --image-size 30", "image size 30 is not divisible by patch size 16: use 16 or 32"),
         ("recipes digts", "no recipe 'digts': did you mean 'digits'? use "),
-        ("settings learnig_rate", "no setting has 'learnig_rate' in its name; did you mean 'learning_rate'?"),
+        ("settings learnig_rate", "no setting has 'learnig_rate' in its name or meaning; did you mean 'learning_rate"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_one_line(vitreous, work, command, message):
@@ -1087,6 +1087,7 @@ def test_settings_are_listed_by_a_part_of_their_name(vitreous):
     code, out, _ = vitreous("settings", "schedule")
     assert (code, out.splitlines()[0]) == (0, "optim.schedule=cosine   (cosine, linear, onecycle, constant)")
     assert out.splitlines()[1].startswith("    The rate after warm-up.") and "optim.warmup" not in out
+    assert vitreous("settings", "Overlapping")[1].startswith("model.patch_embedding=")  # a word of its meaning
     _, out, _ = vitreous("settings")
     assert out.startswith("epochs=") and "\noptim.warmup=" in out
 

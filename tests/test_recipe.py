@@ -66,7 +66,7 @@ def test_shipped_recipes_say_what_they_cost_and_reach(name):
     lines = recipe_file(name).read_text().splitlines()
     header = "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
     assert "vitreous train" in header and "measured" in header.lower()
-    assert headline(name) and not headline(name).startswith("#")
+    assert headline(name).endswith(".") and not headline(name).startswith("#")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def recipes(
 
 def settings(
     part: Annotated[
-        str, typer.Argument(metavar="PART", help="Part of a setting's name, such as optim, mix or model.pool.")
+        str, typer.Argument(metavar="PART", help="Part of a setting's name, such as optim or mix, else of its meaning.")
     ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema of recipes, for editors.")] = False,
 ) -> None:
@@ -127,10 +127,11 @@ def settings(
         print(json.dumps(json_schema(), indent=1))
         return
     found = [setting for setting in all_settings() if part in setting.key]
+    found = found or [setting for setting in all_settings() if part.lower() in setting.meaning.lower()]
     if not found:
         near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
         way_out = f"; {near.strip()}" if near else ": `vitreous settings` lists all of them"
-        raise ValueError(f"no setting has '{part}' in its name{way_out}")
+        raise ValueError(f"no setting has '{part}' in its name or meaning{way_out}")
     for setting in found:
         words = f"   ({', '.join(setting.choices)})" if setting.choices else ""
         print(f"{setting.key}={setting.default}{words}")
