@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -203,7 +204,18 @@ def test_explain_draws_each_image(vitreous, tmp_path):
     )  # fmt: skip
     content = json.loads((out_folder / "000-of-cat-by-rollout-block-1-head-2.json").read_text())
     assert code == 0 and (content["target"], content["method"], content["head"]) == ("cat", "rollout", 2)
-    assert content["areas"].keys() == {"rollout", "random"}
+    assert content["areas"].keys() == {"rollout", "random"} and "areas, mean of 1 image: deletion " in out
+    code, out, _ = vitreous("explain", "run", "photos/test/ant", "--out", tmp_path / "tested", "--curves")
+    found = [json.loads(file.read_text())["areas"] for file in (tmp_path / "tested").glob("*.json")]
+    deletion, insertion, by_chance, rise = (
+        statistics.mean(areas[order][curve] for areas in found)
+        for order in ("integrated_gradients", "random")
+        for curve in ("deletion", "insertion")
+    )
+    assert out.splitlines()[-1] == (
+        f"areas, mean of {len(found)} images: deletion {deletion:.2f} (random orders {by_chance:.2f}; low is good), "
+        f"insertion {insertion:.2f} ({rise:.2f}; high is good)"
+    )
     code, out, _ = vitreous("explain", "run", "photos/test/ant/000.png", "--out", out_folder, "--against", "cat")
     assert code == 0 and re.search(rf"% against cat [\d.]+%, see {out_folder / '000-against-cat.png'}", out)
     assert json.loads((out_folder / "000.json").read_text())["against"] is None  # and nothing takes another's place

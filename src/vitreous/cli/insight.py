@@ -65,6 +65,7 @@ def explain(
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
     stem_of = dict(zip(map(image_name, asked), stems(names, out, ending, sha256), strict=True))
     broken: list = []
+    areas = []  # of each image: deletion, insertion, and both for random orders
     options = {"method": method or DEFAULT, "target": target, "against": against}
     options |= {"layer": layer, "head": head, "patch": place}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
@@ -73,6 +74,15 @@ def explain(
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         answer = f"{explanation.target} {explanation.target_probability:.1%}{rival}"
         print(plain(f"{explanation.image}: {answer}, see {stem}.png"))
+        if curves:
+            pair = explanation.curves, explanation.random_curves
+            areas.append([area.item() for each in pair for area in (each.deletion_area, each.insertion_area)])
+    if areas:
+        deletion, insertion, *random = (sum(each) / len(areas) for each in zip(*areas, strict=True))
+        print(
+            f"areas, mean of {len(areas)} image{'s' if len(areas) > 1 else ''}: deletion {deletion:.2f} (random orders "
+            f"{random[0]:.2f}; low is good), insertion {insertion:.2f} ({random[1]:.2f}; high is good)"
+        )
     report_broken(broken)
 
 
