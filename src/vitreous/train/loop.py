@@ -24,7 +24,8 @@ from vitreous.train.order import class_weights, epoch_rows, steps_per_epoch
 from vitreous.train.teacher import Teacher, answering, distilled
 from vitreous.weights.bundle import not_finite
 
-CHECKPOINT_SECONDS = 60
+CHECKPOINT_SECONDS = 60  # between checkpoints; more after a slow one
+SLOW_SAVE = 3  # seconds: after one that takes longer, the next waits as many times longer
 AGAIN = "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate) or "
 KEPT = ", or judge what was learnt until the last checkpoint by --finish (finish=True)"
 
@@ -148,6 +149,7 @@ def train_loop(
     warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
     last_save = last_report = time.monotonic()
     begun, saved = last_save - state.total_seconds, state.epoch  # epochs completed at the last checkpoint
+    slow = 1.0  # for how many times `CHECKPOINT_SECONDS` the next one waits
     judged = bare if average is None else average.module
 
     while not stop_reason(state, recipe):
@@ -191,7 +193,7 @@ def train_loop(
                 state.compile_seconds += took
                 warm.add(side)
             last = state.step == steps or spent >= deadline
-            save = (stop or unsaved > CHECKPOINT_SECONDS) and not last
+            save = (stop or unsaved > CHECKPOINT_SECONDS * slow) and not last
             if save or last or unsaid > 0.5:  # reading the loss waits for the device to finish this step
                 last_report, whole = now, engine.sum(totals)
                 loss, top1 = (whole / state.images).tolist()
@@ -200,7 +202,8 @@ def train_loop(
             if save:
                 _add_time(state, started, begun)
                 state.loss, state.correct = whole.tolist()
-                last_save = started = _save(judged, saved, hooks)
+                slow = _save(judged, saved, hooks, engine)
+                last_save = started = time.monotonic()
                 saved = state.epoch
                 if stop:
                     return False
@@ -239,9 +242,9 @@ def train_loop(
         if over and val is None:
             state.best_epoch = state.epoch
             hooks.keep(judged)
-        if stop or over or unsaved > CHECKPOINT_SECONDS:
-            last_save = _save(judged, saved, hooks)
-            saved = state.epoch
+        if stop or over or unsaved > CHECKPOINT_SECONDS * slow:
+            slow = _save(judged, saved, hooks, engine)
+            last_save, saved = time.monotonic(), state.epoch
         if stop and not over:
             return False
     return True
@@ -313,12 +316,17 @@ def _check_finite(loss: float, state: State, saved: int) -> None:
         raise _broken(f"the loss is {loss} at step {state.step} of epoch {state.epoch + 1}", saved)
 
 
-def _save(model: nn.Module, saved: int, hooks: Hooks) -> float:
-    """Save everything, and return the time. The last update is not in the loss yet: raises if it broke the weights."""
+def _save(model: nn.Module, saved: int, hooks: Hooks, engine: Engine) -> float:
+    """Save everything, and return how many times `CHECKPOINT_SECONDS` the next one has to wait.
+
+    The last update is not in the loss yet: raises if it broke the weights.
+    """
+    begun = time.monotonic()
     if broken := not_finite(model.state_dict()):
         raise _broken(f"the last step broke the weights, of which '{broken}' is not finite", saved)
     hooks.save()
-    return time.monotonic()
+    (took,) = engine.max(time.monotonic() - begun)  # the main process writes
+    return max(1.0, took / SLOW_SAVE)
 
 
 def _broken(said: str, saved: int, instead: str = "optim.clip") -> FloatingPointError:
