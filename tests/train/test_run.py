@@ -106,7 +106,7 @@ def trained(request, tmp_path):
     drawn = {"pictures": "pictures" in request.fixturenames}  # it takes longer than these runs
 
     def run(recipe, data, name="run", **options):
-        return fit(recipe, data, out=tmp_path / name, console=Console(file=io.StringIO()), **drawn | options)
+        return fit(recipe, data, out=tmp_path / name, **{"console": Console(file=io.StringIO())} | drawn | options)
 
     return run
 
@@ -694,6 +694,14 @@ def test_the_seed_is_that_of_the_order_the_looks_and_the_start_weights(trained):
     (order, looks, weights), (other_order, other_looks, other_weights) = found
     assert not torch.equal(order, other_order) and not torch.equal(looks, other_looks)
     assert not equal(weights, other_weights)
+
+
+def test_streaming_is_told_with_what_would_end_it(trained):
+    for budget in (1e-9, 1):
+        recipe = tiny_recipe(data={"val_fraction": 0.25, "memory_budget": budget, "workers": 0})
+        trained(recipe, tiny_set(), f"{budget}", dry_run=True, console=Console(file=(text := io.StringIO()), width=200))
+        said = "GiB of training images are streamed (data.workers=0): data.memory_budget=1 keeps them on the device"
+        assert (said in text.getvalue()) is (budget < 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 
 import numpy as np
@@ -40,6 +41,14 @@ def describe(job: Job, new: bool) -> None:
         f"{len(names)} classes ({shorten(names, 10)}); {job.parameters:,} parameters; {job.engine.device.type}"
         f"{f' x {job.engine.processes}' if job.engine.processes > 1 else ''}, precision {job.precision}",
     )
+    if not job.train_batches.resident:
+        batches, workers = job.train_batches, job.recipe.data.workers
+        size = len(batches) * math.prod(batches.preprocess.shape) / 2**30
+        say(
+            job.console,
+            f"{size:,.3g} GiB of training images are streamed (data.workers={workers}): "
+            f"data.memory_budget={math.ceil(size)} keeps them on the device, if it has room",
+        )
     chooses = not job.recipe.start.probe  # which few images do not choose
     batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
     for finding in check(job.data, *batches, group, chooses, white):
