@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import get_type_hints
@@ -179,6 +180,12 @@ def test_a_set_without_a_recipe_gets_one_and_is_told(vitreous, tmp_path):
     )
     assert code == 0 and "recipe small-images, chosen for 36 training images: model.patch_size=2" in out
     assert json.loads((tmp_path / "a" / "results.json").read_text())["epochs"] == 1
+
+
+def test_the_compilers_advice_on_precision_is_not_passed_on(vitreous, monkeypatch):
+    advice = "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled. Consider"
+    monkeypatch.setattr("vitreous.doctor.examine", lambda: warnings.warn(advice, stacklevel=1))
+    assert vitreous("doctor") == (0, "", "")
 
 
 def test_a_dry_run_tells_and_leaves_one_picture(vitreous, tmp_path):

@@ -64,6 +64,7 @@ for command in (recipes, settings, doctor):
 def main() -> None:
     """Entry point: bad input ends in one clear line and exit code 2; VITREOUS_DEBUG=1 shows where it came from."""
     warnings.filterwarnings("ignore", module="PIL")  # what Pillow says of images that it reads
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # advice of the compiler's that recipes do not take
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that nothing half written is left
