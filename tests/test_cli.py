@@ -30,6 +30,7 @@ from vitreous import embedding, evaluation, prediction
 from vitreous.cli import app
 from vitreous.data import loaders
 from vitreous.data.sources import load
+from vitreous.explain.methods import integrated_gradients
 from vitreous.export import export_run
 from vitreous.recipe import read_recipe, recipe_names
 from vitreous.train.run import Run, fit
@@ -226,6 +227,16 @@ def test_explain_draws_each_image(vitreous, tmp_path):
     code, out, _ = vitreous("explain", "run", "photos/test/ant/000.png", "--out", out_folder, "--against", "cat")
     assert code == 0 and re.search(rf"% against cat [\d.]+%, see {out_folder / '000-against-cat.png'}", out)
     assert json.loads((out_folder / "000.json").read_text())["against"] is None  # and nothing takes another's place
+
+
+def test_explain_tells_of_maps_that_do_not_add_up(vitreous, tmp_path, monkeypatch, caplog):
+    where, told = "vitreous.explain.explanations.integrated_gradients", "maps add up to something else than the rise of"
+    command = "explain", "run", "photos/test/ant", "--out", tmp_path / "maps"
+    monkeypatch.setattr(where, lambda *given, against: integrated_gradients(*given, steps=1000, against=against))
+    assert vitreous(*command)[0] == 0 and told not in caplog.text
+    assert vitreous(*command, "--method", "rollout")[0] == 0 and told not in caplog.text
+    monkeypatch.setattr(where, lambda model, x, *_, against: torch.zeros(len(x), *model.grid))
+    assert vitreous(*command)[0] == 0 and f"4 of 4 {told}" in caplog.text
 
 
 @pytest.mark.parametrize(

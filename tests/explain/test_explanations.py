@@ -17,6 +17,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
 from vitreous.explain import METHODS, evidence, explain, explanation_maps
 from vitreous.explain.explanations import class_index, explained_at_once, stems
+from vitreous.explain.methods import integrated_gradients
 from vitreous.model import ViTConfig
 from vitreous.plots import overlay
 
@@ -235,6 +236,24 @@ def test_an_answer_is_explained_against_another_class(files, tmp_path):
     ):
         with pytest.raises(ValueError, match=reason):
             explain(bundle, files[0], **asked)
+
+
+@pytest.mark.parametrize("against", [None, "cat"])
+def test_what_the_patches_add_up_to_stands_beside_the_rise_of_the_logit(files, against):
+    bundle = tiny_bundle()
+    (found,) = explain(bundle, files[0], target="bee", against=against, device="cpu")
+    x = bundle.preprocess.normalise(torch.from_numpy(found.pixels)[None])
+    with torch.no_grad():
+        of = [bundle.model(image)[0] for image in (x, torch.zeros_like(x))]
+    logits = [(each[1] - (each[2] if against else 0)).item() for each in of]
+    assert [found.logit, found.empty_logit] == pytest.approx(logits, abs=1e-5)
+    other = None if against is None else torch.tensor([2])
+    signed = integrated_gradients(bundle.model, x, torch.tensor([1]), against=other)
+    content = found.to_json()
+    assert content["attributed"] == pytest.approx(signed.sum().item(), abs=1e-5) and content["logit"] == found.logit
+    assert found.error == pytest.approx(abs(found.attributed / (logits[0] - logits[1]) - 1), rel=1e-2)
+    (flow,) = explain(bundle, files[0], target="bee", method="rollout", device="cpu")
+    assert flow.attributed is None and flow.error is None
 
 
 @pytest.mark.parametrize("curves", [False, True])

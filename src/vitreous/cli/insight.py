@@ -1,5 +1,6 @@
 """Seeing through a model: `vitreous explain`, `look`, `walk`."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,10 @@ import typer
 
 from vitreous.cli.options import OWN_DATA, Architecture, Device, Images, Revision, RunArgument, output
 from vitreous.cli.output import report_broken
+
+log = logging.getLogger("vitreous")
+
+LARGE_ERROR = 0.2  # of integrated gradients, as a share of the logit's rise
 
 
 def explain(
@@ -65,6 +70,7 @@ def explain(
     ending = "".join(f"-{word}-{name}" for word, name in question.items() if name is not None)
     stem_of = dict(zip(map(image_name, asked), stems(names, out, ending, sha256), strict=True))
     broken: list = []
+    errors = []  # of the default method, by image
     areas = []  # of each image: deletion, insertion, and both for random orders
     options = {"method": method or DEFAULT, "target": target, "against": against}
     options |= {"layer": layer, "head": head, "patch": place}
@@ -74,9 +80,15 @@ def explain(
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         answer = f"{explanation.target} {explanation.target_probability:.1%}{rival}"
         print(plain(f"{explanation.image}: {answer}, see {stem}.png"))
+        errors += [] if explanation.error is None else [explanation.error]
         if curves:
             pair = explanation.curves, explanation.random_curves
             areas.append([area.item() for each in pair for area in (each.deletion_area, each.insertion_area)])
+    if off := sum(error > LARGE_ERROR for error in errors):
+        log.warning(
+            "%d of %d maps add up to something else than the rise of the logit, by more than %.0f%% of it: trust them "
+            "less (logit, empty_logit and attributed in their JSON files)", off, len(errors), 100 * LARGE_ERROR,
+        )  # fmt: skip
     if areas:
         deletion, insertion, *random = (sum(each) / len(areas) for each in zip(*areas, strict=True))
         print(

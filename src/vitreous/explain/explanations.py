@@ -22,9 +22,12 @@ from vitreous.explain.methods import (
     Method,
     check_choice,
     explanation_maps,
+    integrated_gradients,
     patch_map,
     rollout,
+    scores_of,
     through,
+    to_share,
 )
 from vitreous.files import check_free, path_of, read_json, write_json
 from vitreous.messages import did_you_mean, shorten
@@ -57,6 +60,13 @@ class Explanation:
     empty_probability: float
     """The target's probability for an image of the mean colour and nothing else, from which the default method starts
     and at which deletion ends."""
+    logit: float
+    """The target's, less that of `against`."""
+    empty_logit: float
+    """The same for the empty image."""
+    attributed: float | None
+    """What the default method's patches add up to, those that speak against the target, too: but for its error, the
+    rise from `empty_logit` to `logit`. None for other methods."""
     method: Method
     layer: int
     """The block shown in `attention`, counted from 1."""
@@ -78,10 +88,17 @@ class Explanation:
     random_curves: Curves | None
     """The same for random patch orders, averaged over several."""
 
+    @property
+    def error(self) -> float | None:
+        """How far `attributed` is from the rise of the logit, as a share of that rise."""
+        rise = self.logit - self.empty_logit
+        return None if self.attributed is None else abs(self.attributed - rise) / max(abs(rise), 1e-12)
+
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the figure."""
         said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
-        content = {key: getattr(self, key) for key in (*said, "empty_probability", "method", "layer", "head", "patch")}
+        said += ("empty_probability", "logit", "empty_logit", "attributed", "method", "layer", "head", "patch")
+        content = {key: getattr(self, key) for key in said}
         maps = ("map", "rollout", "attention", "attention_elsewhere")
         content |= {key: getattr(self, key).astype(float).round(6).tolist() for key in maps}
         if self.curves is not None:
@@ -182,8 +199,8 @@ def explain(
         model, config = bundle.model, bundle.model.config
         shown = layer or config.depth
         with torch.no_grad(), evaluating(model):
-            logits = model(torch.zeros(1, *bundle.preprocess.shape, device=where))
-        empty = (logits / bundle.temperature).softmax(dim=1)[0]  # (K,)
+            nothing = model(torch.zeros(1, *bundle.preprocess.shape, device=where))  # (1, K)
+        empty = (nothing / bundle.temperature).softmax(dim=1)[0]  # (K,)
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(config)):
             x = bundle.preprocess.normalise(torch.from_numpy(pixels).to(where))
             with torch.no_grad():
@@ -202,9 +219,15 @@ def explain(
             heads = through(from_here[:, None], seen.attention[shown - 1])  # (B, h, N)
             elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
             flow = rollout(seen.attention, row)
+            scores = scores_of(seen.logits, targets, others)  # (B,)
+            scores_of_nothing = scores_of(nothing.expand_as(seen.logits), targets, others)
             del seen  # its attention weights make room for those of another pass
+            attributed = None
             if method == "attention":
                 maps = patch_map(heads.mean(dim=1) if head is None else heads[:, head - 1], model)
+            elif method == DEFAULT:
+                signed = integrated_gradients(model, x, targets, against=others)
+                maps, attributed = to_share(signed.clamp(min=0)), signed.sum(dim=(1, 2))
             else:
                 maps = explanation_maps(model, x, method, targets, layer, head, others)
 
@@ -224,6 +247,9 @@ def explain(
                     target_probability=probabilities[i, targets[i]].item(),
                     against_probability=None if other is None else probabilities[i, other].item(),
                     empty_probability=empty[targets[i]].item(),
+                    logit=scores[i].item(),
+                    empty_logit=scores_of_nothing[i].item(),
+                    attributed=None if attributed is None else attributed[i].item(),
                     method=method,
                     layer=shown,
                     head=head,

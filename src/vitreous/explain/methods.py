@@ -48,7 +48,7 @@ def explanation_maps(
         return to_share(integrated_gradients(model, images, target, against=against).clamp(min=0))
     with torch.set_grad_enabled(method in ("gradient_rollout", "grad_cam")):
         seen = open_pass(model, images)
-        score = score_of(seen.logits, target, against)
+        score = scores_of(seen.logits, target, against).sum()
     layer, prefix = layer or model.config.depth, model.config.prefix
     attention = [weights.detach() for weights in seen.attention]
     row = seen.pool.detach().mean(dim=1)  # (B, N)
@@ -70,13 +70,13 @@ def patch_map(relevance: Tensor, model: ViT) -> Tensor:
     return to_share(relevance[..., model.config.prefix :].unflatten(-1, model.grid))
 
 
-def score_of(logits: Tensor, target: Tensor, against: Tensor | None = None) -> Tensor:
-    """The sum over images of the target logits, minus those of other classes: (B, K), (B,), (B,) -> ().
+def scores_of(logits: Tensor, target: Tensor, against: Tensor | None = None) -> Tensor:
+    """The target logits, minus those of other classes: (B, K), (B,), (B,) -> (B,).
 
-    Images do not interact, so the gradient of the sum is each image's own.
+    Images do not interact, so the gradient of their sum is each image's own.
     """
-    score = logits.gather(1, target[:, None])
-    return (score if against is None else score - logits.gather(1, against[:, None])).sum()
+    scores = logits.gather(1, target[:, None])
+    return (scores if against is None else scores - logits.gather(1, against[:, None])).squeeze(1)
 
 
 def integrated_gradients(
@@ -94,7 +94,7 @@ def integrated_gradients(
     with torch.enable_grad(), evaluating(model):
         for step in range(steps):
             points = (images.detach() * ((step + 0.5) / steps)).requires_grad_()
-            score = score_of(model(points), target, against)
+            score = scores_of(model(points), target, against).sum()
             mean_gradient += torch.autograd.grad(score, points)[0] / steps
     by_pixel = (images.detach() * mean_gradient).sum(dim=1)  # (B, H, W)
     return F.avg_pool2d(by_pixel, model.config.patch_size, divisor_override=1)
