@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shlex
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +16,15 @@ import tables
 import yaml
 from PIL import Image
 from tiny import tiny_bundle
+from typer.main import get_command
 
+from vitreous.cli import app
 from vitreous.export import graphs
 from vitreous.recipe import RECIPES, recipe_names
 from vitreous.weights import Bundle
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
 WITHOUT_RESULTS = {  # recipes measured otherwise than by several whole runs, as their headers say, or not at all
     "cifar10", "cifar10-94", "cifar10-amx", "cifar10-cpu", "cifar100", "cifar100-amx", "cifar100-cpu", "finetune",
@@ -60,6 +64,31 @@ def test_the_citation_is_of_this_version_under_this_licence():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
     assert {"cff-version", "title", "message", "authors"} <= citation.keys()  # what the format asks for
+
+
+def anchors(page):
+    """What GitHub calls the headings of a page."""
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", page, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" not in target:
+            file, _, anchor = target.partition("#")
+            there = path.parent / file if file else path
+            assert there.exists(), target
+            assert not anchor or anchor in anchors(there.read_text()), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_are_those_that_there_are(path):
+    commands = get_command(app).commands
+    shown = "\n".join(re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL))
+    shown = shown.replace("`", "").replace("$s", "0")
+    for line in re.findall(r"\bvitreous ([a-z].*)", shown):
+        name, *arguments = shlex.split(re.split(r"[;)]| > ", line)[0], comments=True)
+        commands[name].make_context(name, arguments)  # as typer reads it, without doing it
 
 
 @pytest.mark.parametrize("path", [tables.README, tables.MEASUREMENTS], ids=lambda path: path.name)
