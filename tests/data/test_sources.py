@@ -472,6 +472,9 @@ def test_several_sets_in_one_folder_are_told_apart(tmp_path):
     with pytest.raises(ValueError, match=r"holds several sets: give one of these folders: .*big.*small"):
         load(tmp_path)
     assert len(load(tmp_path / "big").train) == 2
+    files = [(tmp_path / name / "train.parquet").relative_to(tmp_path) for name in ("big", "small")]
+    with pytest.raises(ValueError, match=r"^hf:a/b holds several sets: .*: hf:a/b/big, hf:a/b/small$"):
+        parquet.read_parquet(tmp_path, files, "b", "hf:a/b")
 
 
 def write_idx(folder, zipped, count=20):

@@ -428,7 +428,7 @@ def test_a_single_fold_is_that_of_the_whole_cross_validation(tmp_path):
 def test_a_dry_run_tries_the_first_fold_and_leaves_the_folder_free(tmp_path):
     text = io.StringIO()
     fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", dry_run=True, **quiet(console=Console(file=text)))
-    assert "the first of 3 folds" in text.getvalue() and "fold: 1" in text.getvalue()
+    assert "the first of 3 folds" in text.getvalue() and "data.fold=1" in text.getvalue()
     assert fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", **quiet()).results["n"] == 3
 
 

@@ -1904,7 +1904,9 @@ def test_a_dry_run_leaves_one_picture_and_a_later_run_its_folder(trained, tmp_pa
     assert [p.relative_to(run.folder).as_posix() for p in run.folder.rglob("*") if p.is_file()] == [
         "plots/first_batch.png"
     ]
-    assert "learning_rate: 0.003" in text.getvalue() and '"train": 36' in text.getvalue()
+    said = text.getvalue()
+    assert "optim.learning_rate=0.003" in said and "36 training images" in said and "12 test images" in said
+    assert "drop_path" not in said  # as it is by default
     assert "s for 2 epochs of 4 steps" in text.getvalue()
     again = trained(tiny_recipe(), tiny_set())
     other = trained(tiny_recipe(), tiny_set(), "other")

@@ -109,7 +109,10 @@ def recipes(
 
 def settings(
     part: Annotated[
-        str, typer.Argument(metavar="PART", help="Part of a setting's name, such as optim or mix, else of its meaning.")
+        str,
+        typer.Argument(
+            metavar="WORD", help="Part of a setting's name, such as optim, mix or model.pool, or else of its meaning."
+        ),
     ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="Print a JSON schema of recipes, for editors.")] = False,
 ) -> None:

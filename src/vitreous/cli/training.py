@@ -25,9 +25,9 @@ def train(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, a table (.csv), "
-            "parquet or idx files; DATA:COLUMN says which column holds the labels. Left out where the recipe names its "
-            "data, or a run is resumed whose data has not moved.",
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, a table (.csv, "
+            ".tsv), parquet or idx files; DATA:COLUMN says which column holds the labels. Left out where the recipe "
+            "names its data, or a run is resumed whose data has not moved.",
         ),
     ] = None,
     overrides: Annotated[
@@ -59,7 +59,7 @@ def train(
         bool, typer.Option("--finish", help="End the run in --out: keep and judge what it has learnt so far.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Stop before training: recipe, data, first batch, time needed.")
+        bool, typer.Option("--dry-run", help="Stop before training: data, settings, first batch, time needed.")
     ] = False,
 ) -> None:
     """Train a model on DATA, judge it, and leave a run folder with model/ and report.html."""

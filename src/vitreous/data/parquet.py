@@ -143,7 +143,8 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
         of_split = {"train": of_split.popitem()[1]}
     if "train" not in of_split:
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
-    if len(folders := sorted({str(file.parent) for file in of_split["train"]})) > 1:
+    at = Path(source) if source.startswith("hf:") else root  # as it is given as DATA
+    if len(folders := sorted({str(at / file.parent.relative_to(root)) for file in of_split["train"]})) > 1:
         raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
 
     image, label, class_names = _columns(of_split["train"][0], label)

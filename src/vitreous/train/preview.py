@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from vitreous.augment import plan
 from vitreous.data.check import check
 from vitreous.messages import duration, shorten
+from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
 from vitreous.train.loop import Hooks, State, augment_batch, shrunk
@@ -34,11 +36,12 @@ def describe(job: Job, new: bool) -> None:
         share, name = job.recipe.distill.share, job.teacher.name
         say(job.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
     val = len(job.val_batches) if job.val_batches else 0
-    names = job.data.class_names
+    names, test = job.data.class_names, job.data.test
     say(
         job.console,
         f"{job.data.name}: {len(job.train_batches):,} training images, {val:,} for validation, "
-        f"{len(names)} classes ({shorten(names, 10)}); {job.parameters:,} parameters; {job.engine.device.type}"
+        f"{len(names)} classes ({shorten(names, 10)}){f'; {len(test):,} test images' if test else ''}; "
+        f"{job.parameters:,} parameters; {job.engine.device.type}"
         f"{f' x {job.engine.processes}' if job.engine.processes > 1 else ''}, precision {job.precision}",
     )
     if not job.train_batches.resident:
@@ -85,7 +88,7 @@ def first_batch(job: Job, count: int) -> tuple[Tensor, Tensor]:
 
 
 def estimate(job: Job) -> None:
-    """Print the recipe, the data's summary and how long training would take, from a few real steps."""
+    """Print what the recipe sets, and how long training would take, from a few real steps."""
     times = [time.monotonic()]
     if job.recipe.start.probe:
         job.features(job.plain_batches, job.recipe.optim.batch_size)
@@ -101,9 +104,9 @@ def estimate(job: Job) -> None:
     first, *others = np.diff(times)  # the first one warms up
     typical = np.median if job.steps > 8 else np.mean  # between the steps of short epochs there are validations
     step = float(typical(others or first))
-    say(job.console, job.recipe.dump())
-    brief = {key: value for key, value in job.summary.items() if key not in ("per_class", "listed", "hash")}
-    say(job.console, json.dumps(brief))
+    say(job.console, "settings other than their defaults, which `vitreous settings` lists:")
+    for line in _changes(job.recipe):
+        say(job.console, f"  {line}")
     epochs, limit = job.recipe.epochs, job.recipe.time_limit
     seconds = step * job.steps * epochs
     if limit is not None and limit < seconds:
@@ -113,3 +116,20 @@ def estimate(job: Job) -> None:
     epochs, steps = (f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
     after = ", after the head is fitted" if job.recipe.start.probe_first else ""
     say(job.console, f"about {duration(seconds)} for {epochs} of {steps}{after}{shown}")
+
+
+def _changes(recipe: Recipe) -> list[str]:
+    """The settings that differ from their defaults, as key=value, a line for each section."""
+    fields = recipe.model_dump(mode="json", exclude_defaults=True)
+    sections = {f"{name}.": value for name, value in fields.items() if isinstance(value, dict) and value}
+    own = {name: value for name, value in fields.items() if not isinstance(value, dict)}
+    return [
+        " ".join(f"{prefix}{key}={_written(value)}" for key, value in values.items())
+        for prefix, values in {"": own, **sections}.items()
+        if values
+    ]
+
+
+def _written(value: Any) -> str:
+    """A value as it is given on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
