@@ -103,12 +103,12 @@ def test_pre_logits_is_the_tanh_layer_of_the_head(tmp_path):
 def test_a_kernel_read_without_its_transpose_is_noticed(tmp_path, monkeypatch):
     file = written(tmp_path)
     theirs = read_by_timm(file)
-    read = from_google._to_torch
+    read = from_google.to_torch
 
     def without(name, value):
         return read(name, value).T.contiguous() if name.endswith("out/kernel") else read(name, value)
 
-    monkeypatch.setattr(from_google, "_to_torch", without)
+    monkeypatch.setattr(from_google, "to_torch", without)
     ours = load_weights(file)[0].model
     assert max(differences(ours, outputs(theirs, theirs.blocks, images()), images())) > 10 * TOLERANCE
 
