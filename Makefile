@@ -7,8 +7,6 @@ BIN := .venv/bin
 digits: .venv/base
 	$(BIN)/vitreous train digits
 
-.venv: .venv/base
-
 .venv/base: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is too old: name a Python from 3.11 on, as in make digits PYTHON=python3.12")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
@@ -22,7 +20,7 @@ install: .venv/dev
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not gpu and not network"
+	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 check: install
 	$(BIN)/ruff check .

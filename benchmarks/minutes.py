@@ -84,6 +84,7 @@ def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
     ticks = sorted({minutes for by_name in lines.values() for line in by_name.values() for minutes, *_ in line})
     for axes, (data, by_name) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
+        assert len(by_name) <= len(COLORS), f"{data} has more lines than there are colours"
         for (name, line), color in zip(by_name.items(), COLORS, strict=False):
             axes.plot([], [], color, marker="o", label=name)  # for the legend
             for style, fill in ("o-", color), ("o--", "white"):

@@ -9,6 +9,8 @@ and is not run again; an interrupted one goes on.
 """
 
 import argparse
+from contextlib import chdir, nullcontext
+from tempfile import TemporaryDirectory
 
 from measure import RESULTS, save
 from recipes import in_words, train_seeds
@@ -23,11 +25,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="limits of 2 and 4 seconds, no file")
     options = parser.parse_intermixed_args()
     lines = []
-    for limit in ["2s", "4s"] if options.quick else options.limits:
-        name, figures = train_seeds(options.recipe, [*options.overrides, f"time_limit={limit}"], options.seeds)
-        if not options.quick:
-            save(RESULTS / f"{name}-{figures['machine']['units']}.json", figures)
-        lines.append(f"{limit:>5}: {in_words(figures)}")
+    with TemporaryDirectory() as scratch, chdir(scratch) if options.quick else nullcontext():
+        for limit in ["2s", "4s"] if options.quick else options.limits:
+            name, figures = train_seeds(options.recipe, [*options.overrides, f"time_limit={limit}"], options.seeds)
+            if not options.quick:
+                save(RESULTS / f"{name}-{figures['machine']['units']}.json", figures)
+            lines.append(f"{limit:>5}: {in_words(figures)}")
     print("\n".join(lines))
 
 

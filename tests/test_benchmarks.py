@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import augment
+import faithfulness  # noqa: F401
 import loading
 import measure
 import minutes
 import numpy as np
 import pytest
 import recipes
+import time_to_accuracy  # noqa: F401
 import torch
 from measure import RESULTS, declare_torchvision_operators
 from scaling import exponent

@@ -25,7 +25,7 @@ from vitreous.data.stores import FileImages
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
-from vitreous.export.receipt import BATCHES, compare, faults, find_inputs
+from vitreous.export.receipt import BATCHES, Inputs, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train.run import fit
@@ -584,7 +584,8 @@ def test_the_command_says_that_transformers_turns_no_picture_gray(vitreous, tmp_
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize(
-    ("fit", "size", "fraction"), [("crop", 224, 0.875), ("crop", 8, 1.0), ("squash", (8, 12), 1.0), ("squash", 80, 0.8)]
+    ("fit", "size", "fraction"),
+    [("crop", 224, 0.875), ("crop", 8, 1.0), ("squash", (8, 12), 1.0), ("squash", 80, 0.8), ("squash", (32, 48), 0.75)],
 )
 def test_the_preprocessing_of_others_comes_back_as_ours(fit, size, fraction, interpolation):
     ours = Preprocess(
@@ -592,6 +593,17 @@ def test_the_preprocessing_of_others_comes_back_as_ours(fit, size, fraction, int
         interpolation=interpolation,
     )  # fmt: skip
     assert read_preprocessing(json.loads(json.dumps(preprocessing_of(ours)))) == ours
+
+
+def test_large_images_are_compared_a_few_at_a_time():
+    pixels, seen = torch.zeros(2 * sum(BATCHES), 1, 2, 2, dtype=torch.uint8), []
+
+    def answer(batch):
+        seen.append(len(batch))
+        return torch.ones(len(batch), 3)
+
+    figures = compare(answer, answer, Inputs(pixels, None, "zeros"), most=5)
+    assert figures["batches"][:4] == [1, 2, 5, 5] and max(seen) == 5 and sum(figures["batches"]) == len(pixels)
 
 
 def test_a_rectangle_cut_out_of_what_covers_it_is_beyond_hugging_face(tmp_path):

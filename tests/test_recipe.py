@@ -208,6 +208,11 @@ def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
         ("seed=010", lambda r: r.seed, 10),
         ("seed=-0", lambda r: r.seed, 0),
         ("data.source=010", lambda r: r.data.source, "010"),
+        ("data.group=[^_]+", lambda r: r.data.group, "[^_]+"),
+        ("data.group='[^_]+'", lambda r: r.data.group, "[^_]+"),
+        ("data.group=null", lambda r: r.data.group, None),
+        ("distill.teacher=2024-05-01", lambda r: r.distill.teacher, "2024-05-01"),
+        ("distill.teacher=runs/my run #2", lambda r: r.distill.teacher, "runs/my run #2"),
         ("compile=off", lambda r: r.compile, False),
         ("compile=true", lambda r: r.compile, True),
         ("compile=reduce-overhead", lambda r: r.compile, "reduce-overhead"),
@@ -237,7 +242,8 @@ def test_scientific_notation_is_a_number_in_a_file_too(written):
     ],
 )
 def test_what_yaml_would_turn_into_a_number_is_refused_in_a_file_too(written, text, reason):
-    assert read_recipe(written("seed: 010")).seed == 10
+    recipe = read_recipe(written("seed: 010\ndistill: {teacher: 2024-05-01}"))
+    assert recipe.seed == 10 and recipe.distill.teacher == "2024-05-01"
     assert refused(written(text)).startswith(f"x.yaml: {reason}")
 
 

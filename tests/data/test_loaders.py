@@ -200,7 +200,6 @@ def sets(tmp_path):
     }
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["array", "memory map", "files", "parquet", "dataset"])
 @pytest.mark.parametrize(("budget", "workers"), [(1 << 20, 0), (0, 0), (0, 2)])
 @pytest.mark.parametrize("decoded", [True, False])

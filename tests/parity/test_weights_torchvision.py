@@ -18,11 +18,11 @@ THEIRS = SMALL | {"num_layers": 2, "num_heads": 4, "hidden_dim": 48, "mlp_dim": 
 OURS = SMALL | {"depth": 2, "heads": 4, "dim": 48, "mlp_ratio": 2, "num_classes": 7}
 
 
-def made(folder, **changes):
+def made(folder):
     """A model of theirs with random weights, as a .pth file beside a config of ours."""
-    model = randomise(models.VisionTransformer(**(THEIRS | changes)))
+    model = randomise(models.VisionTransformer(**THEIRS))
     torch.save(model.state_dict(), folder / "vit.pth")
-    config = ViTConfig(**OURS, head_hidden=changes.get("representation_size", 0))
+    config = ViTConfig(**OURS)
     preprocess = Preprocess(image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
     said = {"model": config.model_dump(mode="json"), "preprocess": preprocess.model_dump(mode="json")}
     (folder / "config.json").write_text(json.dumps(said | {"class_names": list("abcdefg")}))
@@ -33,9 +33,8 @@ def images():
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("changes", [{}, {"representation_size": 20}], ids=["plain", "pre_logits"])
-def test_blocks_and_logits_equal_those_of_torchvision_and_return_bit_for_bit(tmp_path, changes):
-    theirs = made(tmp_path, **changes)
+def test_blocks_and_logits_equal_those_of_torchvision_and_return_bit_for_bit(tmp_path):
+    theirs = made(tmp_path)
     bundle, report = load_weights(tmp_path)
     expected = outputs(theirs, theirs.encoder.layers, images())
     assert max(differences(bundle.model, expected, images())) < TOLERANCE and expected[-1].std() > 0.1
@@ -44,14 +43,6 @@ def test_blocks_and_logits_equal_those_of_torchvision_and_return_bit_for_bit(tmp
     assert same_bits(maps.to_theirs(model.state_dict(), from_torchvision.pairs(model.config), "torchvision"), state)
     wrong_epsilon(bundle.model)  # which embeddings this small show
     assert max(differences(bundle.model, expected, images())) > 10 * TOLERANCE
-
-
-def test_a_new_head_replaces_pre_logits_too(tmp_path):
-    theirs = made(tmp_path, representation_size=20)
-    bundle, report = load_weights(tmp_path, num_classes=3)
-    assert isinstance(bundle.model.head, nn.Linear) and bundle.model.config.head_hidden == 0
-    assert report.new_head == "3 classes in place of 7" and bundle.class_names == ("0", "1", "2")
-    assert set(report.left_out) == {name for name in theirs.state_dict() if name.startswith("heads.")}
 
 
 def test_files_from_before_the_mlp_was_renamed_are_read(tmp_path):

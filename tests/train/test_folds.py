@@ -314,11 +314,14 @@ def test_every_image_has_the_answer_of_a_model_that_had_not_seen_it(finished):
 
 def test_the_answers_of_all_folds_are_counted_in_a_picture(finished, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(plots, "confusion_matrix", lambda *given: drawn.append(given))
+    monkeypatch.setattr(
+        plots, "confusion_matrix", lambda *given: drawn.append((*given, (folder / "results.json").exists()))
+    )
     folder = shutil.copytree(finished.folder, tmp_path / "cv")
     (folder / "results.json").unlink()
     fit_folds(folds_recipe(), tiny_set(), out=folder, resume=True, **quiet(pictures=True))
-    ((counts, names, path),) = drawn
+    ((counts, names, path, finished_before),) = drawn
+    assert not finished_before  # else one that is stopped while it draws could not go on
     assert counts.sum(axis=1).tolist() == [16] * 3 and names == CLASSES and path == folder / "confusion.png"
     assert counts.trace() / 48 == pytest.approx(finished.results["top1_mean"])
     own = [(finished.folder / f"fold-{k}" / "answers.csv").read_text().splitlines()[1:] for k in (1, 2, 3)]

@@ -80,7 +80,7 @@ def start(recipe, where):
         "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
         "val": None,
         "recipe": recipe,
-        "teacher": Teacher("itself", copy.deepcopy(model).eval(), preprocess, [0, 1, 2], ""),
+        "teacher": Teacher(copy.deepcopy(model).eval(), preprocess, [0, 1, 2], ""),
         "preprocess": preprocess,
         "precision": "float32",
         "engine": engine_on(where),

@@ -9,8 +9,9 @@ device:
         images = augment(images, changes, config, fill)
         images, targets = mix(images, labels, num_classes, changes, config, progress)
 
-A row depends only on seed, epoch and image. So the augmentation of an image does not depend on the order and size of
-the batches, the device or the number of processes; and switching one option does not change the draws of others.
+A row depends only on seed, epoch and image. So what is done to an image does not depend on the order and size of the
+batches, the device or the number of processes, but for the image that it is mixed with; and switching one option does
+not change the draws of others.
 """
 
 from vitreous.augment.batch import Changes, augment, mix, plan

@@ -17,6 +17,7 @@ from vitreous.export.graphs import NEEDED, PixelModel, write_int8, write_onnx, w
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
 from vitreous.files import check_folder, check_free, path_of, write_json
+from vitreous.prediction import eval_batch_size
 from vitreous.weights import Bundle, find_bundle
 
 RECEIPT = "parity.json"
@@ -67,7 +68,7 @@ def export_run(
         rounded = form == "int8"
         inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
-        figures = compare(PixelModel(bundle), after, inputs)
+        figures = compare(PixelModel(bundle), after, inputs, eval_batch_size(bundle.model.config))
         if fault := faults(figures, tolerance, rounded=rounded):
             raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
         packages = ("vitreous", "torch", "pillow", *NEEDED.get(form, ()))

@@ -57,12 +57,14 @@ def find_inputs(
     return Inputs(pixels, labels, name, split.images.original(0))
 
 
-def compare(before: Answer, after: Answer, inputs: Inputs) -> dict[str, Any]:
-    """Run both models on the same inputs, alternating by batch, and report how far they differ and how long they
-    take."""
-    sizes = list(BATCHES)
+def compare(before: Answer, after: Answer, inputs: Inputs, most: int) -> dict[str, Any]:
+    """Run both models on the same inputs, alternating by batch, and report how far they differ and how long they take.
+
+    most: images in the largest batch, to bound memory.
+    """
+    sizes = [min(size, most) for size in BATCHES]
     while sum(sizes) < len(inputs.pixels):
-        sizes.append(min(BATCHES[-1], len(inputs.pixels) - sum(sizes)))
+        sizes.append(min(sizes[-1], len(inputs.pixels) - sum(sizes)))
     logits: dict[str, list[Tensor]] = {"before": [], "after": []}
     seconds = dict.fromkeys(logits, 0.0)
     calls = {"before": before, "after": after}

@@ -16,10 +16,10 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 010, 1:30 and yes are text, not 8, 90 and true, for the key to make of it what it can."""
+    """YAML in which 010, 1:30, yes and dates are text, not 8, 90 and true, for the key to make of it what it can."""
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":int", ":bool"))]
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":int", ":bool", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -76,7 +76,7 @@ def _read(file: Path, name: str) -> tuple[dict[str, Any], Recipe]:
 
 
 def _apply(fields: dict[str, Any], override: str) -> None:
-    """Set one `section.key=value`, the value read as YAML, in place."""
+    """Set one `section.key=value` in place. The value is read as YAML, or taken as it is where the key takes text."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"'{override}' is not key=value: write, for example, epochs=10 or optim.learning_rate=1e-3")
@@ -88,10 +88,14 @@ def _apply(fields: dict[str, Any], override: str) -> None:
     if not text.strip():
         default = next(setting.default for setting in settings() if setting.key == key)
         raise ValueError(f"{key}= lacks its value: write one, such as {key}={default}")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{key}: '{text}' is not a valid value") from error
+    is_text = key != "model.size" and _annotation(key) == str | None  # such as [^_]+, which YAML takes for a list
+    if is_text and text != "null" and text[0] not in "'\"":
+        value = text
+    else:
+        try:
+            value = yaml.load(text, _Loader)
+        except yaml.YAMLError as error:
+            raise ValueError(f"{key}: '{text}' is not a valid value") from error
     *path, last = key.split(".")
     for part in path:
         fields = fields.setdefault(part, {})

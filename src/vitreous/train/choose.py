@@ -14,8 +14,8 @@ from vitreous.weights.bundle import is_shipped
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
 CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs apart by top-1
-FOLDER_PASSES = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
-TUNING_PASSES = 1_000  # the same for fine-tuning, within 3 to 30 epochs
+FOLDER_SEEN = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
+TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
 
 
@@ -59,7 +59,7 @@ def choose_recipe(
         place, _ = split_source(source)
         if any(setting.startswith("start.weights=") for setting in overrides):
             data, name = load(source), "finetune"
-            settings = [f"epochs={min(max(round(TUNING_PASSES / len(data.train)), 3), 30)}"]
+            settings = [f"epochs={min(max(round(TUNING_SEEN / len(data.train)), 3), 30)}"]
             settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
             reason = f"recipe finetune, as there are weights to start from{_listed(settings, overrides)}; --recipe "
             reason += "probe fits a head alone, in seconds"
@@ -102,7 +102,7 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
 def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
     """A shipped recipe for images of this size, and the settings that fit it to their number."""
     shape = data.train.images.shape
-    epochs = min(max(round(FOLDER_PASSES / len(data.train)), 20), 300)
+    epochs = min(max(round(FOLDER_SEEN / len(data.train)), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
         few = len(data.train) < FEW
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]

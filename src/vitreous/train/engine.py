@@ -210,4 +210,4 @@ def shared_device(name: str) -> str:
         raise ValueError(
             f"{processes} processes for {torch.cuda.device_count()} GPUs: start one for each, or use --device cpu"
         )
-    return "cuda" if device == "cuda" else "cpu"
+    return device

@@ -130,7 +130,6 @@ def conclude(
     counts = sum(part.confusion for part in parts)
     write_classes({"test": counts}, data.class_names, folder / "classes.csv")
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
-    write_json(folder / "results.json", results)
     if pictures:
         with optional(folder / "confusion.png") as file:
             from vitreous.plots import confusion_matrix
@@ -140,6 +139,7 @@ def conclude(
             from vitreous.report import folds_report
 
             folds_report(folder, parts, results, runs)
+    write_json(folder / "results.json", results)  # the last file: it says that the cross-validation is finished
     return results
 
 

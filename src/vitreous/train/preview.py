@@ -33,7 +33,7 @@ def describe(job: Job, new: bool) -> None:
     if job.start and job.preprocess.channels < job.data.train.images.channels:
         say(job.console, "these weights read gray images: colours are not seen")
     if job.teacher is not None:
-        share, name = job.recipe.distill.share, job.teacher.name
+        share, name = job.recipe.distill.share, job.recipe.distill.teacher
         say(job.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
     val = len(job.val_batches) if job.val_batches else 0
     names, test = job.data.class_names, job.data.test

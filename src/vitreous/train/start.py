@@ -1,5 +1,6 @@
 """Start a recipe and a model from trained weights."""
 
+import shlex
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -71,7 +72,9 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
         )
     if data.val is not None or not ours.val_fraction:
         return ""
-    same_way = " ".join(f"data.{name}={'null' if value is None else value}" for name, value in changes.items())
+    same_way = " ".join(
+        shlex.quote(f"data.{name}={'null' if value is None else value}") for name, value in changes.items()
+    )
     how = "divided otherwise" if changes or other_labels else "before images came, went or moved"
     return (
         f"{weights} learnt from this data, {how}: some validation images are among what it "

@@ -18,8 +18,6 @@ from vitreous.weights.load import load_weights, weights_digest
 class Teacher(NamedTuple):
     """A trained model that answers the images of a run."""
 
-    name: str
-    """As the recipe has it."""
     model: ViT
     preprocess: Preprocess
     columns: list[int]
@@ -45,7 +43,7 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
             f"{recipe.model.channels}: set model.channels={bundle.preprocess.channels}"
         )
     columns = [bundle.class_names.index(own) for own in class_names]
-    return Teacher(name, bundle.model, bundle.preprocess, columns, weights_digest(name))
+    return Teacher(bundle.model, bundle.preprocess, columns, weights_digest(name))
 
 
 def answering(

@@ -150,13 +150,15 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
         raise ValueError("preprocessor_config.json leaves images of different sizes: it cuts out no centre")
     if config.get("resample", 2) not in RESAMPLE:
         raise ValueError(f"resample {config['resample']} is not one of {RESAMPLE}")
-    whole = size.get("shortest_edge") or size["height"]
-    target = (crop["height"], crop["width"]) if crop else (size["height"], size["width"])
+    edge = size.get("shortest_edge")
+    whole = (edge, edge) if edge else (size["height"], size["width"])
+    target = (crop["height"], crop["width"]) if crop else whole
     if crop and "shortest_edge" in size and target[0] != target[1]:
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of what a square would cover")
-    if crop and (target[0] > whole or target[1] > size.get("width", whole)):
+    if target[0] > whole[0] or target[1] > whole[1]:
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of a smaller image")
-    if crop and math.floor(target[1] / (target[0] / whole) + 1e-6) != size.get("width", whole):  # ours cuts one share
+    share = min(target[0] / whole[0], target[1] / whole[1])
+    if tuple(math.floor(side / share + 1e-6) for side in target) != whole:  # ours cuts one share
         raise ValueError(f"preprocessor_config.json cuts another share of the rows than of the columns: {crop}")
     normalised = config.get("do_normalize", True)
     mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * 3, (1,) * 3)
@@ -166,5 +168,5 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
         std=std,
         interpolation=RESAMPLE[config.get("resample", 2)],
         fit="crop" if "shortest_edge" in size else "squash",
-        crop_fraction=target[0] / whole if crop else 1.0,
+        crop_fraction=share,
     )

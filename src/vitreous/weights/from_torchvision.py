@@ -49,11 +49,7 @@ ARCHITECTURES: dict[str, tuple[str, int, int, str]] = {
 
 def pairs(config: ViTConfig, names: Collection[str] = ()) -> Pairs:
     """(our name, torchvision's name) of every tensor. names: those in the file, whose MLPs may have their old names."""
-    head = (
-        [("head.0", "heads.pre_logits"), ("head.2", "heads.head")] if config.head_hidden else [("head", "heads.head")]
-    )
-    if NEW_HEAD in names:
-        head = [("head", "heads")]
+    head = [("head", "heads" if NEW_HEAD in names else "heads.head")]
     mlp = OLD_MLP if any(".mlp.linear_1." in name for name in names) else MLP
     return expand(TENSORS, config.depth) + expand(LAYERS + mlp + head, config.depth, BOTH)
 
