@@ -13,9 +13,6 @@ from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
 
 CARD = "README.md"
-UNTESTED = (
-    "There were no test images: the figures are of the validation images, which helped to choose, and may be too good."
-)
 # the rest is specific to one machine
 ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
 
@@ -191,12 +188,19 @@ def _as_markdown(name: str) -> str:
     return re.sub(r"[\\`*~<>&$\[\]]|\b_|_\b", r"\\\g<0>", " ".join(name.split()))
 
 
+def untested(results: dict[str, Any]) -> str:
+    """What figures without test images are worth. A few validation images choose nothing of a probe."""
+    chose = "probe" not in results or results["probe"]["chosen_by"].endswith("validation images")
+    worth = "helped to choose, and may be too good" if chose else "did not choose the head"
+    return f"There were no test images: the figures are of the validation images, which {worth}."
+
+
 def _headline(results: dict[str, Any]) -> str:
     """The headline figure, for the weights in the folder."""
     if results["test"] is not None:
         return f"Test top-1: **{results.get('float16', results['test'])['top1']:.2%}**."
     if results["val"] is not None:
-        return f"Validation top-1: **{results['val']['top1']:.2%}**. {UNTESTED}"
+        return f"Validation top-1: **{results['val']['top1']:.2%}**. {untested(results)}"
     return "There were neither test nor validation images: how good it is has not been measured."
 
 

@@ -36,6 +36,10 @@ log = logging.getLogger("vitreous")
 
 ANSWER = ("split", "row", "image", "class", "answer", "probability", "probability_of_class", "group")
 EACH = 20  # classes up to which each one's probability is written, too
+ON_OWN = {  # how far figures on images that a run has used can be trusted
+    "train": "these are the images that the model learnt from: figures on them are too good",
+    "val": "the run had these validation images, which may have helped to choose the model: figures may be too good",
+}
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: what `learnt_hashes` reads, if its images were decoded
 
 
@@ -228,8 +232,8 @@ def judge_run(
         )
     if caution:
         log.warning("%s", caution)
-    elif data is None and split == "train":  # who asks for these knows it; who reads the report may not
-        caution = "these are the images that the model learnt from: figures on them are too good"
+    elif data is None:  # who asks for these knows it; who reads the report may not
+        caution = ON_OWN.get(split, "")
     own_labels = image_set.split(split).labels[judged.rows]
     return replace(judged, caution=caution, data=image_set.name, own_labels=own_labels)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny import CLASSES, equal, metrics_rows, stripes, tiny_bundle, tiny_recipe, tiny_set, weights_of, write_images
 
-from vitreous.card import write_shared
+from vitreous.card import untested, write_shared
 from vitreous.cli.asked import asked_model
 from vitreous.data.images import ImageSet
 from vitreous.embedding import load_features
@@ -238,6 +238,7 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     write_shared(run.folder, tmp_path / "shared", run.results)
     card = (tmp_path / "shared" / "README.md").read_text()
     assert "with a new head on the frozen features of source" in card
+    assert "validation images, which did not choose the head." in untested(run.results)
     assert "regularisation was chosen by 5-fold cross-validation" in card and "--from path/to/source" in card
     assert not [file for file in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in file.read_bytes()]
     assert float(row["val_loss"]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)

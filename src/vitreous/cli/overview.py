@@ -129,7 +129,7 @@ def settings(
             raise ValueError(f"a schema is of all settings, not of '{part}': leave it out")
         print(json.dumps(json_schema(), indent=1))
         return
-    found = [setting for setting in all_settings() if part in setting.key]
+    found = [setting for setting in all_settings() if part.lower() in setting.key]
     found = found or [setting for setting in all_settings() if part.lower() in setting.meaning.lower()]
     if not found:
         near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])

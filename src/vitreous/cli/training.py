@@ -135,7 +135,7 @@ def no_such_option(option: str, message: str) -> str:
 
 def _tell(console: "Console", run: "Run", cross: bool) -> None:
     """What a run, or a cross-validation, has come to."""
-    from vitreous.card import UNTESTED
+    from vitreous.card import untested
     from vitreous.metrics import top1_interval
     from vitreous.train.progress import say
 
@@ -150,7 +150,7 @@ def _tell(console: "Console", run: "Run", cross: bool) -> None:
         if run.results["val"] or run.results["test"]:
             console.print(results_table(run.results))
             if not run.results["test"]:
-                say(console, UNTESTED)
+                say(console, untested(run.results))
         else:
             say(console, "there are neither validation nor test images: nothing was judged")
         figures = (

@@ -110,7 +110,7 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
         if path.name.lower().endswith(ARCHIVES):
             raise ValueError(f"{path} is an archive: unpack it first, and give its folder")
         raise ValueError(f"{path} is neither a parquet file nor a table (.csv): give one, or a folder of images")
-    found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet"))]
+    found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet")) if file.is_file()]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
         try:
             check_complete(files, source)

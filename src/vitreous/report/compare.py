@@ -226,7 +226,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
         Section("recipes", "Recipes", _recipes(runs)),
     ]
     sets = dict.fromkeys(run.data["name"] for run in runs)
-    lead = f"{len(runs)} runs on {', '.join(sets)}."
+    lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {', '.join(sets)}."
     for caution in cautions(runs):
         lead += f" {caution}"
     heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
@@ -263,8 +263,8 @@ def _curves(runs: Sequence[Finished]) -> str:
 def _recipes(runs: Sequence[Finished]) -> str:
     rows = differences(runs)
     if not rows:
-        known = sum(run.is_run for run in runs)
-        return f"<p>{'The recipes are the same' if known > 1 else 'An evaluation knows no recipe'}.</p>"
+        known = all(run.is_run for run in runs)
+        return f"<p>{'No setting differs' if known else 'An evaluation knows no recipe'}.</p>"
     return '<p class="note">Only what differs.</p>' + _table(rows, [run.name for run in runs], "Recipes")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.augment import Augment
-from vitreous.card import UNTESTED, chosen, hardware, origin, read_history
+from vitreous.card import chosen, hardware, origin, read_history, untested
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
 from vitreous.files import read_json
@@ -25,11 +25,6 @@ from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
 ONCE = {"f1_micro", "ece_unscaled", "groups", "effective_count"}  # left out of the table of folds
-# how far figures on a run's own images can be trusted
-CAUTION = {
-    "val": "These validation images helped to choose the model, so the figures may be too good.",
-    "train": "The model learnt from these images, so the figures are too good.",
-}
 
 
 def train_report(
@@ -51,7 +46,7 @@ def train_report(
         f"A Vision Transformer of {results['params']:,} parameters ({config.depth} blocks of width {config.dim}), "
         f"{origin(recipe, results)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
-    untouched = " The test images chose nothing." if "test" in judged else f" {UNTESTED}" if judged else ""
+    untouched = " The test images chose nothing." if "test" in judged else f" {untested(results)}" if judged else ""
     tiles = {
         "parameters": f"{results['params']:,}",
         "epoch kept": f"{results['best_epoch']} of {results['epochs']}",
@@ -129,8 +124,7 @@ def _by_fold(runs: Sequence[dict[str, Any]]) -> str:
         for name, test in rows
     )
     table = f'<table class="wide folds"><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>'
-    note = "Means of the folds' own figures; above, each figure is of all images together, so that precision, F1 and "
-    note += "calibration error differ."
+    note = "Means of the folds' own figures; above, each figure is of all images together, so that the two may differ."
     return f'{scroll(table, "Folds")}<p class="note">{note}</p>'
 
 
@@ -148,8 +142,6 @@ def evaluation_report(
     """
     bundle, count = judged.bundle, judged.figures["count"]
     caution = judged.caution and escape(f"{judged.caution[0].upper()}{judged.caution[1:]}.")
-    if data is None and not caution:
-        caution = CAUTION.get(judged.name, "")
     source = data or "its own data"
     tiles = {
         "parameters": f"{sum(weight.numel() for weight in bundle.model.parameters()):,}",
