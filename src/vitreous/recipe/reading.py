@@ -85,7 +85,7 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         raise ValueError(f"{key} is a section: set one of its keys, such as {first}")
     if key not in keys():
         raise ValueError(f"unknown key '{key}'{nearest_key(key)}")
-    if not text.strip():
+    if not (text := text.strip()):
         default = next(setting.default for setting in settings() if setting.key == key)
         raise ValueError(f"{key}= lacks its value: write one, such as {key}={default}")
     is_text = key != "model.size" and _annotation(key) == str | None  # such as [^_]+, which YAML takes for a list
