@@ -57,7 +57,7 @@ def find_inputs(
     return Inputs(pixels, labels, name, split.images.original(0))
 
 
-def compare(before: Answer, after: Answer, inputs: Inputs, most: int) -> dict[str, Any]:
+def compare(before: Answer, after: Answer, inputs: Inputs, most: int = BATCHES[-1]) -> dict[str, Any]:
     """Run both models on the same inputs, alternating by batch, and report how far they differ and how long they take.
 
     most: images in the largest batch, to bound memory.
