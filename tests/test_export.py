@@ -606,6 +606,12 @@ def test_large_images_are_compared_a_few_at_a_time():
     assert figures["batches"][:4] == [1, 2, 5, 5] and max(seen) == 5 and sum(figures["batches"]) == len(pixels)
 
 
+def test_an_export_is_compared_in_batches_that_the_model_is_evaluated_in(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(deploy, "eval_batch_size", lambda config: 9)
+    _, receipt = export_run(run, "pt2", out=tmp_path / "pt2")
+    assert receipt["batches"][:5] == [1, 2, 7, 9, 9] and max(receipt["batches"]) == 9
+
+
 def test_a_rectangle_cut_out_of_what_covers_it_is_beyond_hugging_face(tmp_path):
     bundle = scrambled(image_size=(8, 12))
     cut = Bundle(bundle.model, bundle.preprocess.model_copy(update={"fit": "crop"}), CLASSES)

@@ -264,6 +264,15 @@ def test_parquet_as_pandas_and_polars_write_it_is_read(tmp_path, kind):
     np.testing.assert_array_equal(read(made.train), pixels(4))
 
 
+def test_folders_named_like_parquet_files_are_read_as_spark_writes_them(tmp_path, caplog):
+    for split, count in (("train", 4), ("test", 2)):
+        columns = {"image": hub_images(pixels(count)), "label": [0, 1] * (count // 2)}
+        (tmp_path / f"{split}.parquet").mkdir()
+        write_parquet(tmp_path / f"{split}.parquet" / "part-0.parquet", columns)
+    made = load(tmp_path)
+    assert (len(made.train), len(made.test)) == (4, 2) and not caplog.messages
+
+
 def test_parquet_of_the_hub_is_read_by_its_metadata(tmp_path):
     arrays = pixels(12)
     features = hub_features("cat", "dog", "eel", image="img", label="fine_label") | {

@@ -314,6 +314,9 @@ def test_models_are_compared_by_what_they_were_asked_later(vitreous, runs, tmp_p
     code, out, _ = vitreous("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c.html")
     assert code == 0 and "against the first" in out and "2 runs on new." in (tmp_path / "c.html").read_text()
     assert "An evaluation knows no recipe." in (tmp_path / "c.html").read_text()
+    assert vitreous("compare", runs / "a", "--out", tmp_path / "one.html")[0] == 0
+    one = (tmp_path / "one.html").read_text()
+    assert "1 run on " in one and "No setting differs." in one
     trained = [read_run(runs / name) for name in "ab"]
     assert differences([a, trained[0]]) == []
     differ = dict(differences([a, *trained]))
