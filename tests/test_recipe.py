@@ -210,6 +210,7 @@ def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
         ("data.source=010", lambda r: r.data.source, "010"),
         ("data.group=[^_]+", lambda r: r.data.group, "[^_]+"),
         ("data.group='[^_]+'", lambda r: r.data.group, "[^_]+"),
+        ("data.group= [^_]+ ", lambda r: r.data.group, "[^_]+"),
         ("data.group=null", lambda r: r.data.group, None),
         ("distill.teacher=2024-05-01", lambda r: r.distill.teacher, "2024-05-01"),
         ("distill.teacher=runs/my run #2", lambda r: r.distill.teacher, "runs/my run #2"),
