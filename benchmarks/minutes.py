@@ -37,11 +37,12 @@ def units(machine: dict) -> str:
 
 
 def timed(results: list[dict]) -> list[Timed]:
-    """Of the results of recipes those that had a time limit and no teacher, whose own time would count, too."""
+    """Of the results of recipes on CPUs those that had a time limit and no teacher, whose own time would count, too."""
     found = []
     for r in results:
         others = [override for override in r["overrides"] if not override.startswith("time_limit=")]
-        if r["time_limit"] is not None and not any(other.startswith("distill.") for other in others):
+        limited = r["time_limit"] is not None and r["machine"]["units"] != "cuda"
+        if limited and not any(other.startswith("distill.") for other in others):
             minutes = round(r["time_limit"] / 60)
             what = r["recipe"], units(r["machine"]), r["precision"], r["params"]
             epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]

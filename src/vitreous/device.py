@@ -129,14 +129,14 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
     if lacking := compiling_lacks(device):
         raise ValueError(f"compile={str(choice).lower()} needs {lacking}, and there is none here: set compile=false")
     if choice == "reduce-overhead":
-        call = torch.compile(model, mode="reduce-overhead")
+        call = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
         def step(images: Tensor) -> Tensor:
             torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten
             return call(images)
 
         return step
-    return torch.compile(model)
+    return torch.compile(model, dynamic=False)  # else a second image size would be compiled for any size, and be slower
 
 
 def compiling_lacks(device: torch.device) -> str:
