@@ -1,7 +1,7 @@
 """The benchmarks of a GPU, in parts that each keep to a few minutes and go on where they stopped.
 
     python benchmarks/gpu.py throughput                       # images/s and share of the peak, beside timm
-    python benchmarks/gpu.py sweep cifar10 compile=true       # short runs, judged on 5,000 validation images
+    python benchmarks/gpu.py sweep cifar10                    # short runs, judged on 5,000 validation images
     python benchmarks/gpu.py final cifar10 --seed 0 --minutes 8
     python benchmarks/gpu.py time-to-94 --seeds 3 --minutes 8
 
@@ -47,29 +47,32 @@ from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.run import fit
 
 TOY = [
-    "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4]",
+    "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4,8]",
     "optim.batch_size=128", "epochs=3", "compile=false", "precision=float32",
 ]  # fmt: skip
 PART = 15 << 20  # bytes
+PROFILED = 3  # steps
 RATES = [f"optim.muon_learning_rate={rate}" for rate in (0.01, 0.04)]
 ARMS = [  # what a sweep changes, one run each; the first one is the recipe as it is
     [],
-    ["optim.muon_split_qkv=true"],
-    ["optim.muon_patches=false"],
-    ["data.crop_fraction=0.95"],
+    ["augment.mix_probability=0.5"],
+    ["augment.randaugment_ops=0"],
+    ["augment.crop_scale=[0.8,1.0]", "augment.shift=0"],
     *([rate, f"optim.muon_split_qkv={split}"] for rate in RATES for split in ("false", "true")),
+    ["optim.muon_split_qkv=true"],
     *(["optim.name=adamw", f"optim.learning_rate={rate}"] for rate in (1e-3, 2e-3)),
-    *([f"optim.muon_weight_decay={decay}"] for decay in (0.01, 0.1)),  # acts the more, the longer a run
-    *([f"optim.learning_rate={rate}"] for rate in (5e-4, 2e-3, 4e-3)),
+    *([f"optim.muon_weight_decay={decay}"] for decay in (0.02, 0.2)),  # acts the more, the longer a run
+    *([f"optim.learning_rate={rate}"] for rate in (1e-3, 4e-3)),
     ["optim.ema=0.99"],  # higher ones act only in longer runs
-    ["start.whiten=true"],
-    ["augment.randaugment_ops=1"],
-    ["optim.schedule=linear", "optim.final_rate=0"],
-    ["augment.shrink=0.75"],  # this one and what follows compile anew
-    ["model.mlp_conv=true"],
-    ["model.stem_pool=true"],
-    ["model.drop_path=0.05"],
+    ["start.whiten=false"],
+    ["optim.schedule=cosine", "optim.final_rate=0.01"],
+    ["augment.shrink=1.0"],
+    ["model.drop_path=0"],  # this one and what follows compile anew
+    ["model.mlp_conv=false"],
+    ["model.positions=rope"],
+    ["model.depth=5"],
     ["optim.batch_size=256"],
+    ["optim.batch_size=1024"],
 ]
 
 
@@ -147,7 +150,8 @@ def throughput(options: argparse.Namespace) -> None:
         product = product_rate(device, precision, 256 if options.toy else 8192)
         results |= {"precision": precision, "product_tflops": product}
         keep()
-    loop = functools.partial(time_loop, recipe, 4 * batch if options.toy else 100 * batch, device)
+    profile = options.out / "profile.txt"
+    loop = functools.partial(time_loop, recipe, 4 * batch if options.toy else 100 * batch, device, profile)
     stages = functools.partial(time_stages, recipe, batch, effort, device)
     for name, measure in {"loop_images_per_second": loop, "stages_ms": stages}.items():
         if name in results or time.monotonic() > options.deadline:
@@ -285,8 +289,11 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
     return {name: 1000 * timing["median"] for name, timing in interleaved(stages, device, *effort).items()}
 
 
-def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
-    """Images a second of `fit` on random images, the median of its passes from the third on: compiled and warm."""
+def time_loop(recipe: Recipe, images: int, device: torch.device, profile: Path) -> float:
+    """Images a second of `fit` on random images, the median of its passes from the third on: compiled and warm.
+
+    profile: a file for torch's profile of some steps of one more pass, by the time on the device.
+    """
     forget_compiled(device)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, 3, *recipe.model.image_size), np.uint8)
@@ -294,11 +301,26 @@ def time_loop(recipe: Recipe, images: int, device: torch.device) -> float:
     choice = recipe.compile if recipe.compile != "auto" else device.type == "cuda"
     recipe = recipe.with_options("data", val_fraction=0.0)
     recipe = recipe.with_options("augment", mix_until=1.0)  # in the last pass as in the first
-    recipe = recipe.model_copy(update={"epochs": 7, "compile": choice})
+    recipe = recipe.model_copy(update={"epochs": 8, "compile": choice})
+    steps = max(images // recipe.optim.batch_size, 1)
     rows: list[dict[str, float]] = []
+    profiler = torch.profiler.profile()
+
+    def on_epoch(row: dict[str, float]) -> None:
+        rows.append(row)
+        if len(rows) == 7:
+            profiler.start()
+
+    def on_step(state: State, loss: Tensor) -> None:
+        if (state.epoch, state.step) == (7, min(PROFILED, steps)):
+            now(device)
+            profiler.stop()
+
     with TemporaryDirectory() as scratch:
-        fit(recipe, data, out=scratch, device=str(device), pictures=False, on_epoch=rows.append)
-    return images / statistics.median(np.diff([row["seconds"] for row in rows])[1:])
+        fit(recipe, data, out=scratch, device=str(device), pictures=False, on_step=on_step, on_epoch=on_epoch)
+    by = f"self_{'cpu' if device.type == 'cpu' else 'cuda'}_time_total"
+    profile.write_text(profiler.key_averages().table(sort_by=by, row_limit=80, max_name_column_width=90))
+    return images / statistics.median(np.diff([row["seconds"] for row in rows[:7]])[1:])
 
 
 # --- runs ---

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vitreous.recipe import read_recipe
+from vitreous.train.loop import State
 from vitreous.train.run import Run
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -40,17 +41,22 @@ def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do(gpu, monkeypatch):
-    def pretend(recipe, *_, on_epoch, **__):
+def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do(gpu, monkeypatch, tmp_path):
+    def pretend(recipe, *_, on_step, on_epoch, **__):
         asked.append(recipe.augment.mix_until)
-        for seconds in (9.0, 12.0, 14.0, 41.0, 43.0):
+        for epoch, seconds in enumerate((9.0, 12.0, 14.0, 41.0, 43.0, 45.0, 47.0, 99.0)):
+            for step in range(1, 6):
+                torch.ones(2).cumsum(0) if epoch == 7 and step < 4 else torch.ones(2).cumprod(0)
+                on_step(State(epoch=epoch, step=step), None)
             on_epoch({"seconds": seconds})
 
     asked: list[float] = []
     monkeypatch.setattr(gpu, "fit", pretend)
     recipe = read_recipe("cifar10", ["model.image_size=32"])
     assert recipe.augment.mix_until < 1
-    assert gpu.time_loop(recipe, 100, torch.device("cpu")) == 100 / 2.0 and asked == [1.0]
+    profile = tmp_path / "profile.txt"
+    assert gpu.time_loop(recipe, 5 * 512, torch.device("cpu"), profile) == 5 * 512 / 2.0 and asked == [1.0]
+    assert "aten::cumsum" in profile.read_text() and "aten::cumprod" not in profile.read_text()
 
 
 def test_throughput_is_measured_of_models_stages_and_the_loop(part):
@@ -65,6 +71,7 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
         assert row["mfu"] == pytest.approx(row["training_images_per_second"] * 3 * row["flops"] / 0.5e12)
     assert {"Muon", "Muon, torch's", "average", "clip"} < content["stages_ms"].keys()
     assert min(content["stages_ms"].values()) > 0 and content["loop_images_per_second"] > 0
+    assert "Optimizer.step#Muon.step" in (out / "profile.txt").read_text()
 
     record = out.parent / "throughput.json"
     assert part("throughput", "--peak", "1", refuse=True) and json.loads(record.read_text())["models"][0]["mfu"] < 1

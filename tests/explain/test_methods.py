@@ -78,6 +78,20 @@ def test_integrated_gradients_of_a_linear_model_are_weights_times_pixels():
     assert maps.flatten().tolist() == pytest.approx(expected)
 
 
+def test_integrated_gradients_follow_a_logit_that_is_steep_near_the_empty_image():
+    """As a norm makes it: it has risen by half at 0.6% of the way."""
+
+    class Norm(nn.Module):
+        config = ViTConfig(image_size=2, patch_size=2, channels=1, num_classes=2, dim=4, heads=1)
+
+        def forward(self, images):
+            rms = images.square().mean(dim=(1, 2, 3), keepdim=True).add(1e-4).sqrt()
+            return (images / rms).mean(dim=(2, 3))
+
+    (total,) = integrated_gradients(Norm(), torch.ones(1, 1, 2, 2), torch.tensor([0])).flatten().tolist()
+    assert total == pytest.approx(1, abs=0.02)
+
+
 # --- promises of every map -----------------------------------------------------------------------------------
 
 

@@ -86,16 +86,18 @@ def integrated_gradients(
 
     Gradients are averaged along the straight line from there to normalised images (B, C, H, W). Zero is the mean colour
     of the training images, or the one that the run's starting weights assume. The patches add up to the logit's
-    rise along this line, up to the error of approximating the integral with `steps` midpoints: with models/cifar10,
-    at the median (90th percentile) of 100 test images, 11% (55%) with 16 of them, 2% (12%) with 32, 0.5% (2%) with
-    64. Source: Sundararajan et al. 2017, equation 3.
+    rise along this line, up to the error of approximating the integral at `steps` points: with models/cifar10, at the
+    median (90th percentile) of 50 test images, 6% (24%) with 16 of them, 0.4% (2%) with 32. They are the squares of
+    evenly spaced shares, so closer together near zero, where norms make a logit steep: evenly spaced themselves, 32 of
+    them are off by 2% (18%). Source: Sundararajan et al. 2017, equation 3.
     """
     mean_gradient = torch.zeros_like(images)
     with torch.enable_grad(), evaluating(model):
         for step in range(steps):
-            points = (images.detach() * ((step + 0.5) / steps)).requires_grad_()
+            share = (step + 0.5) / steps
+            points = (images.detach() * share**2).requires_grad_()
             score = scores_of(model(points), target, against).sum()
-            mean_gradient += torch.autograd.grad(score, points)[0] / steps
+            mean_gradient += torch.autograd.grad(score, points)[0] * (2 * share / steps)
     by_pixel = (images.detach() * mean_gradient).sum(dim=1)  # (B, H, W)
     return F.avg_pool2d(by_pixel, model.config.patch_size, divisor_override=1)
 
