@@ -52,9 +52,10 @@ def headline(results: dict[str, dict]) -> str:
     reported = [f"{100 * said['top1']:.1f}% ({said['time']})" for said in authors]
     return (
         f"From scratch, a ViT of 3.6 million parameters with a convolutional stem has **{ten} top-1 on CIFAR-10** "
-        f"after {seconds[0]} on one {gpu} and **{hundred} on CIFAR-100** after {seconds[1]}, compiling included; they "
-        f"ship here. On two CPU cores smaller ones have {in_an_hour} and {hundred_in_an_hour} after an hour ({in_five} "
-        "on CIFAR-10 after five minutes). Each is one run; the number of test images alone leaves "
+        f"after {seconds[0]} on one {gpu} and **{hundred} on CIFAR-100** after {seconds[1]}, once it is compiled (a "
+        "minute or so, the first time); they ship here. On two CPU cores smaller ones have "
+        f"{in_an_hour} and {hundred_in_an_hour} after an hour ({in_five} on CIFAR-10 after five minutes). Each is one "
+        "run; the number of test images alone leaves "
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale: a "
         f"[demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}, Compact Transformers "
         "(Hassani et al. 2021), from which stem and pooling come, 96.5% and 80.9% after 300 epochs, with 3.8 million "
