@@ -1,8 +1,8 @@
 """The benchmarks of a GPU, in parts that each keep to a few minutes and go on where they stopped.
 
     python benchmarks/gpu.py throughput                       # images/s and share of the peak, beside timm
-    python benchmarks/gpu.py sweep cifar10                    # short runs, judged on 5,000 validation images
-    python benchmarks/gpu.py final cifar10 --seed 0 --minutes 8
+    python benchmarks/gpu.py sweep cifar10 compile=reduce-overhead  # short runs, judged on 5,000 validation images
+    python benchmarks/gpu.py final cifar10 compile=reduce-overhead --seed 0 --minutes 8
     python benchmarks/gpu.py time-to-94 --seeds 3 --minutes 8
 
 Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, the

@@ -41,7 +41,7 @@ def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do(gpu, monkeypatch, tmp_path):
+def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do_and_another_one_is_profiled(gpu, monkeypatch, tmp_path):
     def pretend(recipe, *_, on_step, on_epoch, **__):
         asked.append(recipe.augment.mix_until)
         for epoch, seconds in enumerate((9.0, 12.0, 14.0, 41.0, 43.0, 45.0, 47.0, 99.0)):

@@ -128,15 +128,15 @@ def compiled(model: nn.Module, choice: bool | str, device: torch.device, steps: 
         return model
     if lacking := compiling_lacks(device):
         raise ValueError(f"compile={str(choice).lower()} needs {lacking}, and there is none here: set compile=false")
-    if choice == "reduce-overhead":
-        call = torch.compile(model, mode="reduce-overhead", dynamic=False)
+    graphs = choice == "reduce-overhead"
+    # not dynamic: else a second image size would be compiled for any size, and be slower
+    call = torch.compile(model, mode="reduce-overhead" if graphs else None, dynamic=False)
 
-        def step(images: Tensor) -> Tensor:
-            torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten
-            return call(images)
+    def step(images: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # outputs of the last step may be overwritten
+        return call(images)
 
-        return step
-    return torch.compile(model, dynamic=False)  # else a second image size would be compiled for any size, and be slower
+    return step if graphs else call
 
 
 def compiling_lacks(device: torch.device) -> str:

@@ -147,10 +147,10 @@ def compile_calls(monkeypatch):
     ("choice", "where", "steps", "calls"),
     [
         (False, "cuda", 10_000, []),
-        (True, "cpu", 1, [{"dynamic": False}]),
+        (True, "cpu", 1, [{"mode": None, "dynamic": False}]),
         ("reduce-overhead", "cuda", 1, [{"mode": "reduce-overhead", "dynamic": False}]),
         ("auto", "cpu", 10_000, []),
-        ("auto", "cuda", 5000, [{"dynamic": False}]),
+        ("auto", "cuda", 5000, [{"mode": None, "dynamic": False}]),
         ("auto", "cuda", 4999, []),
     ],
 )
