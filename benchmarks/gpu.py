@@ -44,6 +44,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.loop import State, augment_batch, shrunk
 from vitreous.train.optim import EMA, make_optimizers
+from vitreous.train.order import steps_per_epoch
 from vitreous.train.run import fit
 
 TOY = [
@@ -302,7 +303,7 @@ def time_loop(recipe: Recipe, images: int, device: torch.device, profile: Path) 
     recipe = recipe.with_options("data", val_fraction=0.0)
     recipe = recipe.with_options("augment", mix_until=1.0)  # in the last pass as in the first
     recipe = recipe.model_copy(update={"epochs": 8, "compile": choice})
-    steps = max(images // recipe.optim.batch_size, 1)
+    steps = steps_per_epoch(images, recipe.optim.batch_size)
     rows: list[dict[str, float]] = []
     profiler = torch.profiler.profile()
 

@@ -31,20 +31,16 @@ class Timed(NamedTuple):
     """How many settings differ from the recipe's, but for a number of epochs that the time did not reach."""
 
 
-def units(machine: dict) -> str:
-    """What multiplies matrices there, in words."""
-    return UNITS.get(machine["units"], machine["device"])
-
-
 def timed(results: list[dict]) -> list[Timed]:
     """Of the results of recipes on CPUs those that had a time limit and no teacher, whose own time would count, too."""
     found = []
     for r in results:
         others = [override for override in r["overrides"] if not override.startswith("time_limit=")]
-        limited = r["time_limit"] is not None and r["machine"]["units"] != "cuda"
+        units = UNITS.get(r["machine"]["units"])  # None: a GPU
+        limited = r["time_limit"] is not None and units is not None
         if limited and not any(other.startswith("distill.") for other in others):
             minutes = round(r["time_limit"] / 60)
-            what = r["recipe"], units(r["machine"]), r["precision"], r["params"]
+            what = r["recipe"], units, r["precision"], r["params"]
             epochs = [int(other.removeprefix("epochs=")) for other in others if other.startswith("epochs=")]
             changes = len(others) - sum(r["passes"] < bound for bound in epochs)
             found.append(Timed(*what, minutes, r["top1_mean"], r["top1_sd"], r["n"], changes))

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 
 from measure import RESULTS, between, markdown, replaced, threads
-from minutes import UNITS, minutes_table, timed, units
+from minutes import UNITS, minutes_table, timed
 from peers import OURS, RETURNED
 
 from reproductions.__main__ import EXPERIMENTS
@@ -188,7 +188,7 @@ def recipe_table(results: list[dict]) -> str:
 def where(machine: dict) -> str:
     if machine["units"] == "cuda":
         return machine["device"]
-    return f"{machine['processor']}, {threads(machine)}, {units(machine)}"
+    return f"{machine['processor']}, {threads(machine)}, {UNITS[machine['units']]}"
 
 
 def peers_table(peers: dict) -> str:
