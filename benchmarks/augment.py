@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from vitreous.augment import draw, plan
+from vitreous.augment import augment, draw, mix, plan
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe
-from vitreous.train.loop import augment_batch
 
 SHAPES = [(32, 256), (224, 32)]  # side, batch
 QUICK = [(32, 16), (224, 2)]
@@ -57,7 +56,8 @@ def ours(policy: str, pixels: Tensor, labels: Tensor) -> Augmented:
         for epoch in itertools.count():
             draws = draw(recipe.augment, BATCHES * len(labels), 0, epoch)
             for changes in plan(draws, recipe.augment, epoch, (side, side), len(labels)):
-                images, targets = augment_batch(pixels, labels, changes, recipe, fill, 0.0)
+                images = augment(pixels.float().div_(255), changes, recipe.augment, fill)
+                images, targets = mix(images, labels, CLASSES, changes, recipe.augment, 0.0)
                 yield preprocess.normalise(images), targets
 
     endless = batches()

@@ -33,7 +33,7 @@ from peers import SHAPES, Peer, config_of, flops, timm_model
 from ship import ship
 from torch import Tensor, nn
 
-from vitreous.augment import draw, plan
+from vitreous.augment import augment, draw, mix, plan
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.device import compiled, pick_device, pick_precision
@@ -42,7 +42,7 @@ from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.train.loop import State, augment_batch, shrunk
+from vitreous.train.loop import State, shrunk
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import steps_per_epoch
 from vitreous.train.run import fit
@@ -259,7 +259,7 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
     """Milliseconds of each part of a step, and of torch's Muon, which ours replaces."""
     H, W = recipe.model.image_size
     images = torch.randint(256, (batch, 3, H, W), dtype=torch.uint8, device=device)
-    labels = torch.randint(recipe.model.num_classes, (batch,), device=device)
+    floats, labels = images / 255, torch.randint(recipe.model.num_classes, (batch,), device=device)
     preprocess = Preprocess(image_size=(H, W), mean=(0.5,) * 3, std=(0.25,) * 3)
     fill = torch.tensor(preprocess.mean, device=device)
     rows = draw(recipe.augment, 16 * batch, 0, 0)
@@ -278,8 +278,9 @@ def time_stages(recipe: Recipe, batch: int, effort: tuple[int, int], device: tor
 
     stages: dict[str, Callable[[], object]] = {
         "plan of 16 batches": consume,
-        "augment, mix, normalise": lambda: preprocess.normalise(
-            shrunk(augment_batch(images, labels, plans[0], recipe, fill, 0.0)[0], recipe, 0.0)
+        "augment": lambda: augment(images.float().div_(255), plans[0], recipe.augment, fill),
+        "mix, shrink, normalise": lambda: preprocess.normalise(
+            shrunk(mix(floats, labels, recipe.model.num_classes, plans[0], recipe.augment, 0.0)[0], recipe, 0.0)
         ),
         "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         "AdamW": optimizers[0].step,

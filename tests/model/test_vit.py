@@ -490,14 +490,15 @@ def test_same_seed_makes_the_same_model():
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 @pytest.mark.parametrize("patch_embedding", ["linear", "conv", "conv_stem"])
 @pytest.mark.parametrize("positions", ["learned", "sincos", "sincos_learned", "sincos2d", "rope"])
-def test_residual_stream_stays_float32_under_autocast(positions, patch_embedding, pool):
+def test_residuals_are_bfloat16_under_autocast_to_it_and_float32_else(positions, patch_embedding, pool):
     stem = (4,) if patch_embedding == "conv_stem" else ()
-    model = small(positions=positions, pool=pool, patch_embedding=patch_embedding, stem_channels=stem)
+    more = {"layer_scale": 0.1, "drop_path": 0.5, "dropout": 0.1, "depth": 2}
+    model = small(positions=positions, pool=pool, patch_embedding=patch_embedding, stem_channels=stem, **more).train()
     images = images_for(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.embed(images).dtype == torch.float32
-        trace = model.trace(images)
-    assert {block.dtype for block in trace.blocks} == {torch.float32}
+    for low, expected in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (None, torch.float32)):
+        with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
+            assert model.embed(images).dtype == expected
+            assert {block.dtype for block in model.trace(images).blocks} == {expected}
 
 
 @every_variant

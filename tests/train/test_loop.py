@@ -21,6 +21,7 @@ from vitreous.train import loop, teacher
 from vitreous.train.engine import Engine
 from vitreous.train.loop import Hooks, State, train_loop
 from vitreous.train.optim import EMA, make_optimizers
+from vitreous.train.order import epoch_rows
 from vitreous.train.run import fit
 from vitreous.train.teacher import Teacher
 
@@ -125,6 +126,22 @@ def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
         assert train_loop(**parts, hooks=Hooks(on_step=watch))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_batches_augmented_together_are_as_they_are_one_by_one(monkeypatch, first):
+    parts = start(tiny_recipe(**EVERYTHING), "cpu")
+    recipe, train, fill = parts["recipe"], parts["train"], torch.full((3,), 0.4)
+    order, draws = epoch_rows(train.labels, recipe, 1)
+
+    def mixed(together, first):
+        monkeypatch.setattr(loop, "batches_together", lambda *_: together)
+        for images, labels, changes in loop.views(train, order, draws, recipe, 1, first, fill):
+            yield *loop.mix(images, labels, 3, changes, recipe.augment, 0.0), labels
+
+    one, four = list(mixed(1, 0))[first:], list(mixed(4, first))
+    torch.testing.assert_close(four, one)
+    assert [len(batch[0]) for batch in four] == [8] * (STEPS - first)
 
 
 # --- compiling ---

@@ -1,5 +1,6 @@
 """Which weights decay, which are Muon's, how the rate goes by step, and the moving average of the weights."""
 
+import copy
 import math
 import warnings
 from itertools import pairwise
@@ -195,6 +196,27 @@ def test_a_kernel_is_updated_as_its_matrix_of_output_channels_whatever_its_memor
     (b,) = ten_steps(with_peaks(Muon([matrix], **settings)), [matrix], random_gradient)
     torch.testing.assert_close(a.flatten(1), b)
     assert kernel.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_steps_recorded_on_a_gpu_are_those_that_are_not():
+    settings, found = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}, []
+    for record in (True, False):
+        weights = [nn.Parameter(weight.detach().cuda()) for weight in matrices([*SHAPES, (24, 2, 2, 2)])]
+        muon = with_peaks(Muon([{"params": weights[:2], "parts": 2}, {"params": weights[2:]}], **settings))
+
+        def gradient(i, step, muon=muon, weights=weights, record=record):
+            if step == 5 and i == 0:
+                muon.load_state_dict(copy.deepcopy(muon.state_dict()))
+            assert step not in (2, 4, 7, 9) or all(muon._recorded.values())
+            if not record:
+                muon._recorded.clear()
+            return random_gradient(i % 8, step).flatten()[: weights[i].numel()].view_as(weights[i]).cuda()
+
+        found.append(ten_steps(muon, weights, gradient))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() < 1e-3 * b.norm()
 
 
 def test_muon_gets_the_patch_embedding_where_it_is_told_to():

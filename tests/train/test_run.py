@@ -282,17 +282,18 @@ def test_only_whole_batches_are_trained_on(trained):
 
 def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(trained, monkeypatch):
     seen = []
-    original = loop.augment_batch
+    progress, augment, shrunk = [], loop.augment, loop.shrunk
 
-    def spy(images, labels, changes, recipe, fill, progress):
-        seen.append((images, changes.map[:, 1], progress))  # the sine of each image's angle
-        return original(images, labels, changes, recipe, fill, progress)
+    def spy(images, changes, *more):
+        seen.append((images, changes.map[:, 1]))  # the sine of each image's angle
+        return augment(images, changes, *more)
 
-    monkeypatch.setattr(loop, "augment_batch", spy)
+    monkeypatch.setattr(loop, "augment", spy)
+    monkeypatch.setattr(loop, "shrunk", lambda *args: progress.append(args[-1]) or shrunk(*args))
     trained(tiny_recipe(augment={"rotation": 20}, optim={"batch_size": 9}), tiny_set())
-    assert [progress for *_, progress in seen] == [i / 8 for i in range(8)]  # of the whole training
+    assert progress == [i / 8 for i in range(8)]  # of the whole training
     images = [torch.cat([batch[0] for batch in part]).flatten(1) for part in (seen[:STEPS], seen[STEPS:])]
-    angles = torch.cat([angles for _, angles, _ in seen])
+    angles = torch.cat([angles for _, angles in seen])
     assert len(images[0].unique(dim=0)) == 36 and torch.equal(images[0].unique(dim=0), images[1].unique(dim=0))
     assert not torch.equal(*images)
     assert len(angles.unique()) == 72
@@ -300,13 +301,13 @@ def test_each_epoch_sees_each_image_once_in_an_order_and_a_look_of_its_own(train
 
 def test_flips_alternate_from_one_epoch_to_the_next(trained, monkeypatch):
     seen = []
-    original = loop.augment_batch
+    original = loop.augment
 
-    def spy(images, labels, changes, *more):
+    def spy(images, changes, *more):
         seen.append((images.flatten(1), changes.map[:, 0].sign()))
-        return original(images, labels, changes, *more)
+        return original(images, changes, *more)
 
-    monkeypatch.setattr(loop, "augment_batch", spy)
+    monkeypatch.setattr(loop, "augment", spy)
     trained(tiny_recipe(augment={"flip": 0.5, "alternate_flip": True}, optim={"batch_size": 9}), tiny_set())
     first, second = (
         {bytes(image.numpy()): int(sign) for images, signs in part for image, sign in zip(images, signs, strict=True)}
@@ -327,8 +328,8 @@ def test_the_first_batch_is_drawn_as_the_first_step_sees_it(trained, pictures, m
     drawn, seen = [], []
     monkeypatch.setattr(pictures, "image_grid", lambda *args: drawn.append(args))
     recipe = tiny_recipe(epochs=1, augment={"rotation": 20, "mixup": 0.8, "mix_probability": 1.0})
-    original = loop.augment_batch
-    monkeypatch.setattr(loop, "augment_batch", lambda *args: seen.append(original(*args)) or seen[-1])
+    original = loop.mix
+    monkeypatch.setattr(loop, "mix", lambda *args: seen.append(original(*args)) or seen[-1])
     trained(recipe, tiny_set(), on_step=interrupt_after(1))
     ((images, names, _),) = drawn
     mixed, targets = seen[0]
@@ -525,7 +526,7 @@ def test_small_images_are_the_mean_of_what_they_stand_for():
     images = bright.to(torch.uint8).expand(4, 1, 16, 16)
     recipe = tiny_recipe(augment={"shrink": 0.25}).resolve(image_size=(16, 16), channels=1, num_classes=3)
     (changes,) = loop.plan(torch.zeros(4, 0), recipe.augment, 0, (16, 16), 4, "cpu")
-    same, _ = loop.augment_batch(images, torch.zeros(4, dtype=torch.long), changes, recipe, torch.zeros(1), 0.0)
+    same = loop.augment(images / 255, changes, recipe.augment, torch.zeros(1))
     small = loop.shrunk(same, recipe, 0.0)
     assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.15  # neither black nor white
 
@@ -663,14 +664,14 @@ def test_the_random_state_before_a_run_does_not_matter(trained):
 
 
 def test_mixing_stops_where_the_recipe_says(trained, monkeypatch):
-    mixed, original = [], loop.augment_batch
+    mixed, original = [], loop.mix
 
     def spy(*args):
         images, targets = original(*args)
         mixed.append(targets.ndim == 2)
         return images, targets
 
-    monkeypatch.setattr(loop, "augment_batch", spy)
+    monkeypatch.setattr(loop, "mix", spy)
     trained(tiny_recipe(augment={"cutmix": 1.0, "mix_until": 0.5}), tiny_set())
     assert mixed == [True] * STEPS + [False] * STEPS
 

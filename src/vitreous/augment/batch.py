@@ -34,6 +34,10 @@ class Changes(NamedTuple):
     cut: Tensor | None = None
     """Both from `_mixtures`, (B, 1) and (B, 4) float32."""
 
+    def of(self, rows: slice) -> "Changes":
+        """What is left for `mix` to do to some of these images, once they are augmented."""
+        return Changes(self.size) if self.own is None else Changes(self.size, own=self.own[rows], cut=self.cut[rows])
+
 
 def plan(
     rows: Tensor,

@@ -76,7 +76,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma
+        return x * self.gamma.to(x.dtype)
 
 
 class Block(nn.Module):
@@ -192,9 +192,13 @@ class ViT(nn.Module):
         return self.norm(x) if self.config.norm_after_pool else x
 
     def embed(self, images: Tensor) -> Tensor:
-        """Equation 1: z0 = [x_class; x_1 E; ...; x_N E] + E_pos. (B, C, H, W) -> (B, N, D)."""
+        """Equation 1: z0 = [x_class; x_1 E; ...; x_N E] + E_pos. (B, C, H, W) -> (B, N, D).
+
+        Under autocast to bfloat16, tokens are bfloat16 from here on; float16 could overflow, so there they are float32.
+        """
         self._check_images(images)
-        x = self.patches(images).to(self.norm.weight.dtype)  # residuals stay in full precision under autocast, too
+        patches = self.patches(images)
+        x = patches.to(self.norm.weight.dtype)
         placed = self.config.placed_prefix
         if self.positions is not None:
             grid = self.positions[:, placed:]
@@ -206,7 +210,8 @@ class ViT(nn.Module):
             if self.positions is not None and placed:
                 prefix = prefix + F.pad(self.positions[:, :placed], (0, 0, 0, prefix.shape[1] - placed))
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
-        return self.drop(x)
+        x = self.drop(x)
+        return x.to(patches.dtype) if patches.dtype == torch.bfloat16 else x
 
     @property
     def rotary(self) -> tuple[Tensor, Tensor] | None:

@@ -3,7 +3,7 @@
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,7 @@ from vitreous.train.teacher import Teacher, answering, distilled
 from vitreous.weights.bundle import not_finite
 
 CHECKPOINT_SECONDS = 60  # between checkpoints; more after a slow one
+TOGETHER = 4096 * 32 * 32  # pixels of the images that a GPU augments together
 SLOW_SAVE = 3  # seconds: after one that takes longer, the next waits as many times longer
 AGAIN = "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate) or "
 KEPT = ", or judge what was learnt until the last checkpoint by --finish (finish=True)"
@@ -85,15 +86,32 @@ class Hooks:
     """Asked after each step; the loop saves and returns when true."""
 
 
-def augment_batch(
-    images: Tensor, labels: Tensor, changes: Changes, recipe: Recipe, fill: Tensor, progress: float
-) -> tuple[Tensor, Tensor]:
-    """uint8 images (B, C, H, W) and labels (B,) -> augmented images in 0..1, and labels or soft targets (B, K).
+def views(
+    train: Batches, rows: Tensor, draws: Tensor, recipe: Recipe, epoch: int, first: int, fill: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Changes]]:
+    """The batches of an epoch from batch `first` on: augmented images in 0..1, not mixed yet, labels, and changes.
 
-    changes: from `augment.plan`. fill: (C,), the mean colour. progress: share of the training done.
+    train: its batch size is this process's. rows, draws: of this process, from `epoch_rows`. fill: (C,), the mean
+    colour.
     """
-    images = augment(images.float().div_(255), changes, recipe.augment, fill)
-    return mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
+    config, size, B = recipe.augment, recipe.model.image_size, train.batch_size
+    together = batches_together(train, size)
+    begin = first // together  # as in an epoch that was not interrupted
+    batches = train.in_batches_of(together * B).epoch(rows[begin * together * B :])
+    plans = plan(draws, config, epoch, size, together * B, train.device, first=begin)
+    for i, ((images, labels), changes) in enumerate(zip(batches, plans, strict=True), start=begin):
+        images = augment(images.float().div_(255), changes, config, fill)
+        for start in range(max(first - i * together, 0) * B, len(images), B):
+            part = slice(start, start + B)
+            yield images[part], labels[part], changes.of(part)
+
+
+def batches_together(train: Batches, size: tuple[int, int]) -> int:
+    """How many batches of images of this size to augment at once: on a GPU, to do so takes no longer than to ask for
+    it."""
+    if train.device.type != "cuda" or not train.resident:
+        return 1
+    return max(TOGETHER // (train.batch_size * math.prod(size)), 1)
 
 
 def shrunk(images: Tensor, recipe: Recipe, progress: float) -> Tensor:
@@ -136,7 +154,7 @@ def train_loop(
     """
     optim, B = recipe.optim, recipe.optim.batch_size
     steps, image_size = steps_per_epoch(len(train), B), recipe.model.image_size
-    mine, share = slice(engine.rank, steps * B, engine.processes), B // engine.processes
+    mine = slice(engine.rank, steps * B, engine.processes)  # of an epoch
     total, size = recipe.epochs * steps, min(B, len(train))  # steps in all, images per step
     weights = None
     if recipe.data.balance == "weights":
@@ -156,14 +174,14 @@ def train_loop(
         model.train()
         started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
-        plans = plan(draws[mine], recipe.augment, state.epoch, image_size, share, engine.device, first=state.step)
+        batches = views(train, order[mine], draws[mine], recipe, state.epoch, state.step, fill)
 
-        for (images, labels), changes in zip(train.epoch(order[mine][state.step * share :]), plans, strict=True):
+        for images, labels, changes in batches:
             begun_step = time.monotonic()
             done = state.epoch * steps + state.step
             aside = state.head_seconds + state.compile_seconds
             progress = max(done / total, min((spent - aside) / max(deadline - aside, 1e-9), 1))
-            images, targets = augment_batch(images, labels, changes, recipe, fill, progress)
+            images, targets = mix(images, labels, recipe.model.num_classes, changes, recipe.augment, progress)
             answers = None if ask is None else ask(images)
             images = preprocess.normalise(shrunk(images, recipe, progress))
             side = tuple(images.shape[2:])

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.augment import plan
+from vitreous.augment import augment, mix, plan
 from vitreous.data.check import check
 from vitreous.messages import duration, shorten
 from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
-from vitreous.train.loop import Hooks, State, augment_batch, shrunk
+from vitreous.train.loop import Hooks, State, shrunk
 from vitreous.train.order import epoch_rows
 from vitreous.train.progress import say
 
@@ -83,7 +83,8 @@ def first_batch(job: Job, count: int) -> tuple[Tensor, Tensor]:
     draws, device = draws[first], job.engine.device
     (changes,) = plan(draws, job.recipe.augment, 0, job.recipe.model.image_size, len(draws), device)
     fill = torch.tensor(job.preprocess.mean, device=device)
-    images, targets = augment_batch(batch.images, batch.labels, changes, job.recipe, fill, 0.0)
+    images = augment(batch.images.float().div_(255), changes, job.recipe.augment, fill)
+    images, targets = mix(images, batch.labels, job.recipe.model.num_classes, changes, job.recipe.augment, 0.0)
     return shrunk(images[:count], job.recipe, 0.0), targets[:count]
 
 
