@@ -12,16 +12,21 @@ def config(**changes) -> ViTConfig:
     return ViTConfig(**options | changes)
 
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize(("image_size", "patch_size"), [(8, 4), ((8, 12), 4), ((8, 12), (2, 4)), ((6, 4), (6, 1))])
-def test_linear_and_conv_patches_are_the_same_map(channels, image_size, patch_size):
+def test_linear_and_conv_patches_are_the_same_map(channels, image_size, patch_size, where):
     options = config(channels=channels, image_size=image_size, patch_size=patch_size)
     linear, conv = LinearPatches(options), ConvPatches(options)
     conv.proj.weight.data = linear.proj.weight.data.view_as(conv.proj.weight)
     conv.proj.bias.data = linear.proj.bias.data
     images = torch.randn(2, channels, *options.image_size)
     assert linear(images).shape == (2, options.grid[0] * options.grid[1], 16)
-    torch.testing.assert_close(linear(images), conv(images), rtol=0, atol=1e-5)
+    there = conv.to(where)(images.to(where)).cpu()
+    torch.testing.assert_close(there, linear(images), rtol=0, atol=1e-5)
 
 
 def test_patches_are_read_by_row_and_flattened_by_channel_row_column():
