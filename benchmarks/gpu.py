@@ -48,8 +48,8 @@ from vitreous.train.order import steps_per_epoch
 from vitreous.train.run import fit
 
 TOY = [
-    "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4,8]", "model.stem_strides=[]",
-    "optim.batch_size=128", "epochs=3", "compile=false", "precision=float32",
+    "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4,8]",
+    "model.stem_strides=[]", "optim.batch_size=128", "epochs=3", "compile=false", "precision=float32",
 ]  # fmt: skip
 PART = 15 << 20  # bytes
 PROFILED = 3  # steps

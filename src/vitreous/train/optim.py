@@ -96,21 +96,24 @@ class Muon(torch.optim.Optimizer):
         """Update every weight that has a gradient. `closure` is part of torch's interface and is not called."""
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
             for weight in weights:
                 if "momentum_buffer" not in self.state[weight]:
                     self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
             gradients = [weight.grad for weight in weights]
             which = tuple(map(id, weights))
-            if not weights or weights[0].device.type != "cuda" or which not in self._recorded:
+            if weights[0].device.type == "cuda" and which in self._recorded:
+                recorded = self._recorded[which] or Recorded(partial(self._update, group, weights), gradients)
+                recorded.replay(gradients, group["lr"])
+            else:
+                recorded = None
                 self._update(group, weights, gradients, group["lr"])
-                self._recorded[which] = None
-                continue
-            recorded = self._recorded[which]
-            if recorded is None:
-                recorded = self._recorded[which] = Recorded(partial(self._update, group, weights), gradients)
-            recorded.replay(gradients, group["lr"])
+            self._recorded[which] = recorded
 
-    def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor):
+    def _update(
+        self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor
+    ) -> None:
         """A step of a group's weights. lr: a number, or a tensor () on their device."""
         means = [self.state[weight]["momentum_buffer"] for weight in weights]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
@@ -130,7 +133,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class Recorded:
-    """An update of weights on a CUDA GPU, recorded as a CUDA graph: what it reads and writes stays where it was.
+    """An update of weights on a CUDA GPU, recorded as a CUDA graph: all but gradients and rate stays as it was.
 
     update: called with gradients and the learning rate, (); it has run before, so that libraries are initialised.
     """
