@@ -7,6 +7,7 @@ from torch import nn
 
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions, rotary_table
+from vitreous.model.vit import LayerScale
 
 SMALL = {"image_size": (8, 12), "patch_size": 4, "dim": 16, "depth": 3, "heads": 2, "num_classes": 5}
 VARIANTS = [
@@ -499,6 +500,12 @@ def test_residuals_are_bfloat16_under_autocast_to_it_and_float32_else(positions,
         with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
             assert model.embed(images).dtype == expected
             assert {block.dtype for block in model.trace(images).blocks} == {expected}
+
+
+def test_a_small_layer_scale_is_not_rounded_in_float16():
+    scale = LayerScale(4, 1.01e-6)  # of which float16 has multiples of 6e-8 only
+    with torch.autocast("cpu", torch.float16):
+        assert scale(torch.ones(1, 1, 4, dtype=torch.float16)).tolist() == [[pytest.approx([1.01e-6] * 4, rel=1e-3)]]
 
 
 @every_variant

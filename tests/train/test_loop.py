@@ -118,6 +118,7 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
 def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
     parts = start(tiny_recipe(epochs=2, compile=choice, **EVERYTHING), "cuda")
     stop_the_clock(monkeypatch)
+    monkeypatch.setattr(loop, "TOGETHER", 2 * 8 * 8 * 8)  # two batches, so that one is augmented while it is watched
 
     def watch(state, _):
         torch.cuda.set_sync_debug_mode("error" if state.epoch and state.step < STEPS else "default")
@@ -128,7 +129,7 @@ def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("first", [0, 2, 3])
+@pytest.mark.parametrize("first", [0, 2, 3, 4, 5])
 def test_batches_augmented_together_are_as_they_are_one_by_one(monkeypatch, first):
     parts = start(tiny_recipe(**EVERYTHING), "cpu")
     recipe, train, fill = parts["recipe"], parts["train"], torch.full((3,), 0.4)
@@ -142,6 +143,19 @@ def test_batches_augmented_together_are_as_they_are_one_by_one(monkeypatch, firs
     one, four = list(mixed(1, 0))[first:], list(mixed(4, first))
     torch.testing.assert_close(four, one)
     assert [len(batch[0]) for batch in four] == [8] * (STEPS - first)
+
+
+@pytest.mark.parametrize(
+    ("where", "resident", "batch", "side", "count"),
+    [
+        ("cuda", True, 512, 32, 8), ("cuda", True, 512, 96, 1), ("cuda", True, 8192, 32, 1),
+        ("cuda", False, 512, 32, 1), ("cpu", True, 512, 32, 1),
+    ],
+)  # fmt: skip
+def test_small_resident_images_are_augmented_together_on_a_gpu(where, resident, batch, side, count):
+    size = SimpleNamespace(image_size=(side, side))
+    train = SimpleNamespace(device=torch.device(where), resident=resident, batch_size=batch, preprocess=size)
+    assert loop.batches_together(train) == count
 
 
 # --- compiling ---

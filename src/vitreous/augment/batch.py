@@ -34,8 +34,8 @@ class Changes(NamedTuple):
     cut: Tensor | None = None
     """Both from `_mixtures`, (B, 1) and (B, 4) float32."""
 
-    def of(self, rows: slice) -> "Changes":
-        """What is left for `mix` to do to some of these images, once they are augmented."""
+    def left_to_mix(self, rows: slice) -> "Changes":
+        """For `mix`, of some of these images, which have been augmented."""
         return Changes(self.size) if self.own is None else Changes(self.size, own=self.own[rows], cut=self.cut[rows])
 
 

@@ -76,7 +76,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma.to(x.dtype)
+        return x * self.gamma
 
 
 class Block(nn.Module):
@@ -100,8 +100,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, wanted: int | None = None) -> Tensor:
         """wanted: compute the outputs of the first tokens only, which attend to all: -> (B, wanted, D)."""
         attended = self.attention(self.norm1(x), rotary, wanted)
-        x = x[:, :wanted] + self.drop_path(self.scale1(self.drop(attended)))
-        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x))))
+        x = x[:, :wanted] + self.drop_path(self.scale1(self.drop(attended))).to(x.dtype)
+        return x + self.drop_path(self.scale2(self.mlp(self.norm2(x)))).to(x.dtype)
 
 
 class Pool(nn.Module):

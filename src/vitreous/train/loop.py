@@ -95,7 +95,7 @@ def views(
     colour.
     """
     config, size, B = recipe.augment, recipe.model.image_size, train.batch_size
-    together = batches_together(train, size)
+    together = batches_together(train)
     begin = first // together  # as in an epoch that was not interrupted
     batches = train.in_batches_of(together * B).epoch(rows[begin * together * B :])
     plans = plan(draws, config, epoch, size, together * B, train.device, first=begin)
@@ -103,15 +103,14 @@ def views(
         images = augment(images.float().div_(255), changes, config, fill)
         for start in range(max(first - i * together, 0) * B, len(images), B):
             part = slice(start, start + B)
-            yield images[part], labels[part], changes.of(part)
+            yield images[part], labels[part], changes.left_to_mix(part)
 
 
-def batches_together(train: Batches, size: tuple[int, int]) -> int:
-    """How many batches of images of this size to augment at once: on a GPU, to do so takes no longer than to ask for
-    it."""
+def batches_together(train: Batches) -> int:
+    """How many batches to augment at once: a GPU's operations on few pixels take less time than their calls."""
     if train.device.type != "cuda" or not train.resident:
         return 1
-    return max(TOGETHER // (train.batch_size * math.prod(size)), 1)
+    return max(TOGETHER // (train.batch_size * math.prod(train.preprocess.image_size)), 1)
 
 
 def shrunk(images: Tensor, recipe: Recipe, progress: float) -> Tensor:
@@ -146,8 +145,9 @@ def train_loop(
 
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
     generator. Raises FloatingPointError when the loss or the weights are no longer finite. Between two reports nothing
-    waits for the device, so the host runs ahead of a GPU. Float16 is the exception: gradients are scaled so that small
-    ones are not lost, and each step waits to check them for overflow, and is skipped if there is any.
+    waits for the device, so the host runs ahead of a GPU, but for the second step, in which Muon's is recorded, and in
+    float16: gradients are scaled so that small ones are not lost, and each step waits to check them for overflow, and
+    is skipped if there is any.
 
     Each batch is divided among the processes. They agree on every decision about how to continue, as each has its own
     clock and signals.
@@ -174,9 +174,8 @@ def train_loop(
         model.train()
         started, spent, deadline = time.monotonic(), state.total_seconds, _deadline(state, recipe)
         order, draws = epoch_rows(train.labels, recipe, state.epoch)
-        batches = views(train, order[mine], draws[mine], recipe, state.epoch, state.step, fill)
 
-        for images, labels, changes in batches:
+        for images, labels, changes in views(train, order[mine], draws[mine], recipe, state.epoch, state.step, fill):
             begun_step = time.monotonic()
             done = state.epoch * steps + state.step
             aside = state.head_seconds + state.compile_seconds

@@ -13,6 +13,7 @@ from vitreous.device import has_fast_bf16
 from vitreous.recipe import OptimOptions
 
 TOKENS = ("class_token", "registers", "positions")
+RECORDING = ("cuda",)  # kinds of devices on which Muon's steps are recorded
 
 
 def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
@@ -87,9 +88,10 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self._recorded: dict[tuple[int, ...], Recorded | None] = {}  # by the weights that are updated
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._recorded.clear()  # these read the state as it was
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called for a state that is loaded, too."""
+        super().__setstate__(state)
+        self._recorded = {}  # what was recorded reads the former state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:
@@ -102,14 +104,21 @@ class Muon(torch.optim.Optimizer):
                 if "momentum_buffer" not in self.state[weight]:
                     self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
             gradients = [weight.grad for weight in weights]
-            which = tuple(map(id, weights))
-            if weights[0].device.type == "cuda" and which in self._recorded:
-                recorded = self._recorded[which] or Recorded(partial(self._update, group, weights), gradients)
-                recorded.replay(gradients, group["lr"])
+            if weights[0].device.type in RECORDING:
+                self._replay(group, weights, gradients)
             else:
-                recorded = None
                 self._update(group, weights, gradients, group["lr"])
-            self._recorded[which] = recorded
+
+    def _replay(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """A step of a group's weights: the first one as it is, the second one recorded and, as all others, replayed."""
+        which = tuple(map(id, weights))
+        if which not in self._recorded:
+            self._update(group, weights, gradients, group["lr"])
+            self._recorded[which] = None
+            return
+        recorded = self._recorded[which] or Recorded(partial(self._update, group, weights), gradients)
+        recorded.replay(gradients, group["lr"])
+        self._recorded[which] = recorded
 
     def _update(
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor
@@ -135,16 +144,19 @@ class Muon(torch.optim.Optimizer):
 class Recorded:
     """An update of weights on a CUDA GPU, recorded as a CUDA graph: all but gradients and rate stays as it was.
 
-    update: called with gradients and the learning rate, (); it has run before, so that libraries are initialised.
+    update: called with gradients and the learning rate, (); it has run before, so that libraries are initialised. The
+    graph keeps a copy of the gradients, and the memory of the update's own results.
     """
 
     def __init__(self, update: Callable[[list[Tensor], Tensor], None], gradients: list[Tensor]):
         self.gradients = [torch.empty_like(gradient) for gradient in gradients]
         self.lr = torch.empty((), device=gradients[0].device)
         self.graph = torch.cuda.CUDAGraph()
-        # other threads, such as those that load images, may go on meanwhile
-        with torch.cuda.device_of(self.lr), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            update(self.gradients, self.lr)
+        with torch.cuda.device_of(self.lr):
+            stream = torch.cuda.Stream()  # the default is on the device that recorded first
+            # thread_local: threads that load images may go on meanwhile
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                update(self.gradients, self.lr)
 
     def replay(self, gradients: list[Tensor], lr: float) -> None:
         torch._foreach_copy_(self.gradients, gradients)

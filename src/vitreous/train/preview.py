@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.augment import augment, mix, plan
+from vitreous.augment import mix
 from vitreous.data.check import check
 from vitreous.messages import duration, shorten
 from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
-from vitreous.train.loop import Hooks, State, shrunk
+from vitreous.train.loop import Hooks, State, shrunk, views
 from vitreous.train.order import epoch_rows
 from vitreous.train.progress import say
 
@@ -79,12 +79,9 @@ def first_batch(job: Job, count: int) -> tuple[Tensor, Tensor]:
     """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
     order, draws = epoch_rows(job.train_batches.labels, job.recipe, 0)
     first = slice(0, job.recipe.optim.batch_size, job.engine.processes)  # images are mixed within a batch
-    batch = next(iter(job.train_batches.epoch(order[first])))
-    draws, device = draws[first], job.engine.device
-    (changes,) = plan(draws, job.recipe.augment, 0, job.recipe.model.image_size, len(draws), device)
-    fill = torch.tensor(job.preprocess.mean, device=device)
-    images = augment(batch.images.float().div_(255), changes, job.recipe.augment, fill)
-    images, targets = mix(images, batch.labels, job.recipe.model.num_classes, changes, job.recipe.augment, 0.0)
+    fill = torch.tensor(job.preprocess.mean, device=job.engine.device)
+    images, labels, changes = next(views(job.train_batches, order[first], draws[first], job.recipe, 0, 0, fill))
+    images, targets = mix(images, labels, job.recipe.model.num_classes, changes, job.recipe.augment, 0.0)
     return shrunk(images[:count], job.recipe, 0.0), targets[:count]
 
 
