@@ -15,6 +15,7 @@ from vitreous.files import path_of
 from vitreous.messages import channels_shown
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attention_weights
+from vitreous.model.patches import flat_patches
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
 from vitreous.model.vit import MLP, Block, Pool
 from vitreous.page import document, png, write_page
@@ -115,6 +116,7 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
             _picture(_bytes(large), f"the image as the model sees it{channels_shown(C, ', ')}", 224),
             _picture(_bytes(spaced), squares, 224 + 4 * columns),
             "</div>",
+            *([] if config.patch_embedding == "conv_stem" else [code(flat_patches)]),
             code(type(model.patches)),
         ]
     )

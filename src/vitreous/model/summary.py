@@ -45,7 +45,7 @@ class Summary(NamedTuple):
     """Weights, gradients and AdamW's two moments in float32: 16 bytes per parameter."""
     activation_bytes: int
     """What one image stores for the backward pass in float32, including attention weights. Fused attention stores about
-    a quarter less, bfloat16 a third less, and both more than half."""
+    a quarter less, bfloat16 half, and both more than half."""
 
 
 def summarise(config: ViTConfig) -> Summary:
