@@ -775,6 +775,7 @@ def test_push_uploads_the_model_with_its_record_and_card(vitreous, run, hub):
     card, results = files["README.md"].decode(), json.loads((run / "results.json").read_text())
     assert card.startswith("---\nlibrary_name: vitreous\npipeline_tag: image-classification\n")
     assert f"Test top-1: **{results['test']['top1']:.2%}**." in card and "| | as trained, in " in card
+    assert f"\n| calibration error | {results['test']['ece']:.2%} |" in card
     assert "hf download me/stripes --local-dir stripes\nvitreous predict stripes photo.jpg\n" in card
     assert "vitreous train DATA --recipe stripes/recipe.yaml" in card and "- epochs: 40" in card and "## Limits" in card
     assert "None" not in card and "nan" not in card

@@ -250,8 +250,8 @@ def _figures(results: dict[str, Any]) -> str:
     if "float16" in results:
         columns[f"stored in float16, as here, in {precision if exact is None else 'float32'}"] = results["float16"]
     lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for key in ("top1", "top5", "loss", "f1_macro", "precision_macro", "recall_macro"):
-        texts = [figure_text(key, column[key]) for column in columns.values()]
+    for key in ("top1", "top5", "loss", "f1_macro", "precision_macro", "recall_macro", "ece"):
+        texts = [figure_text(key, column.get(key)) for column in columns.values()]
         if "" not in texts:
             lines.append(f"| {NAMES[key]} | {' | '.join(texts)} |")
     return "\n".join(lines)
