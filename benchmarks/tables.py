@@ -332,7 +332,7 @@ def gpu_table(throughput: dict, to_94: dict) -> str:
         f"{markdown(['model', 'form', 'batch', *rates, 'machine'], rows)}\n\n"
         f"Recipe `{to_94['recipe']}` with `{' '.join(to_94['changes'])}` reaches {100 * to_94['mean_top1']:.2f}% on "
         f"CIFAR-10 (n = {to_94['n']}) in {to_94['mean_seconds']:.1f} s, beside {compiling} s for compiling.\n\n"
-        f"Machine 2: {describe(throughput['machine'])}."
+        f"Machine {throughput['machine']['number']}: {describe(throughput['machine'])}."
     )
 
 
