@@ -36,9 +36,9 @@ def explanation_maps(
     everywhere; but where the head reads patches, that of `gradient_rollout` then shows which, as those of the classless
     methods do.
 
-    The default won the deletion and insertion test on models of MNIST and digits and on the last three of CIFAR-100, and
-    was level with others on CIFAR-10 and on earlier ones of CIFAR-100 (`python benchmarks/faithfulness.py RUN DATA`,
-    docs/measurements.md). The test removes patches to the mean colour, from which the default starts.
+    The default won the deletion and insertion test on models of MNIST and digits and on the last three of CIFAR-100,
+    and was level with others on CIFAR-10 and on earlier ones of CIFAR-100 (`python benchmarks/faithfulness.py RUN
+    DATA`, docs/measurements.md). The test removes patches to the mean colour, from which the default starts.
     """
     check_choice(model, method, layer, head, against is not None)
     if target is None:
