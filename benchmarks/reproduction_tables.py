@@ -99,21 +99,16 @@ def losses(experiment: Experiment, results: list[Result]) -> list[str]:
 
 def macro(experiment: Experiment, results: list[Result]) -> list[str]:
     """The mean F1 of the classes, where the author reports it, beside that of the best kind of run of ours."""
-    if "f1_macro" not in experiment.reported:
-        return []
-    kinds: dict[str, list[dict[str, float]]] = {}
+    kinds: dict[str, list[Result]] = {}
     for result in results:
         if "ours" in result:
-            kinds.setdefault(result["ours"], []).append(result["test"])
-    means = {
-        name: [statistics.mean(test[key] for test in kind) for key in ("top1", "f1_macro")]
-        for name, kind in kinds.items()
-    }
-    if not means:
+            kinds.setdefault(result["ours"], []).append(result)
+    if "f1_macro" not in experiment.reported or not kinds:
         return []
-    best = max(means, key=means.__getitem__)
-    reported, found = 100 * experiment.reported["f1_macro"], 100 * means[best][1]
-    return ["", f"F1, the mean over the classes: reported {reported:.1f}, our {best}: {found:.1f}."]
+    best = max(kinds, key=lambda kind: statistics.mean(result["test"]["top1"] for result in kinds[kind]))
+    found = statistics.mean(result["test"]["f1_macro"] for result in kinds[best])
+    reported = experiment.reported["f1_macro"]
+    return ["", f"F1, the mean over the classes: reported {100 * reported:.1f}, our {best}: {100 * found:.1f}."]
 
 
 def repetitions(results: list[Result]) -> list[str]:

@@ -86,10 +86,10 @@ def integrated_gradients(
 
     Gradients are averaged along the straight line from there to normalised images (B, C, H, W). Zero is the mean colour
     of the training images, or the one that the run's starting weights assume. The patches add up to the logit's
-    rise along this line, up to the error of approximating the integral at `steps` points: with a model of
-    six blocks on CIFAR-10, at the median (90th percentile) of 50 test images, 6% (24%) with 16 of them, 0.4% (2%) with
-    32. They are the squares of evenly spaced shares, so closer together near zero, where norms make a logit steep:
-    evenly spaced themselves, 32 of them are off by 2% (18%). Source: Sundararajan et al. 2017, equation 3.
+    rise along this line, up to the error of approximating the integral at `steps` points: with a model of six blocks on
+    CIFAR-10, at the median (90th percentile) of 50 test images, 6% (24%) with 16 of them, 0.4% (2%) with 32. They are
+    the squares of evenly spaced shares, so closer together near zero, where norms make a logit steep: evenly spaced
+    themselves, 32 of them are off by 2% (18%). Source: Sundararajan et al. 2017, equation 3.
     """
     mean_gradient = torch.zeros_like(images)
     with torch.enable_grad(), evaluating(model):
