@@ -51,7 +51,7 @@ def test_results_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, c
 @pytest.mark.parametrize(
     ("name", "last"),
     [
-        ("attention", "2, 2, 197, 64"),
+        ("forms", "8, 65, 128, 64"),
         ("deployment", "batch 32        int8"),
         ("augment", "kornia draws the two RandAugment operations for the whole batch"),
         ("cures", "after two passes"),

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
+from vitreous.model.linear import Linear
 from vitreous.model.positions import rotate
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -73,10 +74,10 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.bias and config.qkv_bias)
+        self.qkv = Linear(config.dim, 3 * config.dim, bias=config.bias and config.qkv_bias)
         self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else nn.Identity()
-        self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
+        self.proj = Linear(config.dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, wanted: int | None = None) -> Tensor:
         """wanted: compute the outputs of the first tokens only, which attend to all: -> (B, wanted, D)."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.model.attention import Attention, make_norm
 from vitreous.model.config import ViTConfig
+from vitreous.model.linear import Linear
 from vitreous.model.patches import PATCH_EMBEDDINGS
 from vitreous.model.positions import resample_positions, rotary_table, sincos_1d, sincos_2d
 
@@ -43,11 +44,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.bias)
+        self.fc1 = Linear(config.dim, config.mlp_dim, bias=config.bias)
         self.conv = NeighbourConv(config, config.mlp_dim) if config.mlp_conv else nn.Identity()
         self.act = nn.GELU("none" if config.gelu == "exact" else "tanh")
         self.drop1 = nn.Dropout(config.dropout)
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.bias)
+        self.fc2 = Linear(config.mlp_dim, config.dim, bias=config.bias)
         self.drop2 = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,134 @@
+"""Attention and linear maps, each in both forms: the tables behind `products_are_faster` and `convolution_is_faster`.
+
+python benchmarks/forms.py            # ten minutes on two cores; writes results/attention-avx2.json or the like,
+                                      # and results/linear-avx2.json
+python benchmarks/forms.py --quick    # seconds, on small shapes; writes nothing
+"""
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from measure import RESULTS, interleaved, machine, save, units
+from torch import Tensor
+
+from vitreous.device import pick_device, pick_precision
+from vitreous.model.attention import attention_weights
+from vitreous.model.linear import as_convolution
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Subject(NamedTuple):
+    """What is computed in more than one form."""
+
+    letters: str
+    """What a shape's numbers are."""
+    shapes: list[tuple[int, ...]]
+    quick: list[tuple[int, ...]]
+    forms: dict[str, Callable[..., Tensor]]
+    inputs: Callable[[tuple[int, ...]], list[tuple[int, ...]]]
+    """From a shape to those of what the forms take."""
+
+
+def fused(qkv: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4))
+
+
+def products(qkv: Tensor) -> Tensor:
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    return attention_weights(q, k) @ v.contiguous()
+
+
+SUBJECTS = {
+    "attention": Subject(
+        "B, h, N, d",
+        [(256, 2, 17, 32), (128, 2, 49, 32), (128, 8, 65, 32), (32, 6, 197, 64), (64, 4, 256, 64), (2, 12, 577, 64)],
+        [(8, 2, 49, 32), (2, 2, 197, 64)],
+        {"fused": fused, "products": products},
+        lambda shape: [(shape[0], shape[2], 3, shape[1], shape[3])],  # as queries, keys and values lie in a model
+    ),
+    "linear": Subject(
+        "B, N, D_in, D_out",
+        [
+            (64, 49, 64, 128),
+            (16, 65, 256, 768),
+            (128, 64, 192, 384),
+            (128, 64, 384, 192),
+            (128, 65, 256, 768),
+            (128, 65, 512, 256),
+            (32, 197, 192, 768),
+            (32, 197, 768, 192),
+            (8, 197, 768, 3072),
+            (8, 197, 3072, 768),
+            (32, 197, 768, 3072),
+            (32, 197, 3072, 768),
+        ],
+        [(8, 49, 64, 128), (8, 65, 128, 64)],
+        {"linear": F.linear, "convolution": as_convolution},
+        lambda shape: [shape[:3], (shape[3], shape[2]), shape[3:]],  # tokens, weight, bias
+    ),
+}
+
+
+def variants(
+    subject: Subject, shape: tuple[int, ...], device: torch.device, precisions: list[str]
+) -> Iterator[tuple[tuple, Callable[[], object]]]:
+    """(pass, dtype, form) and a call."""
+    for precision in precisions:
+        like = {"device": device, "dtype": DTYPES[precision], "requires_grad": True}
+        inputs = [torch.randn(size, **like) for size in subject.inputs(shape)]
+        for name, form in subject.forms.items():
+            call = functools.partial(form, *inputs)
+            yield ("forward", precision, name), torch.no_grad()(call)
+            yield ("forward and backward", precision, name), functools.partial(there_and_back, call, inputs)
+
+
+def there_and_back(call: Callable[[], Tensor], inputs: list[Tensor]) -> None:
+    output = call()
+    torch.autograd.grad(output, inputs, output)
+
+
+def compare(subject: Subject, device: torch.device, quick: bool) -> list[dict]:
+    """Time all forms of all shapes; print them as tables, milliseconds. Returns rows for JSON."""
+    rounds, calls = (3, 1) if quick else (15, 3)
+    precisions = list(dict.fromkeys(("float32", pick_precision("auto", device))))  # bf16 only where it is not emulated
+    rows = []
+    for shape in subject.quick if quick else subject.shapes:
+        timings = interleaved(dict(variants(subject, shape, device, precisions)), device, rounds, calls)
+        rows += [
+            {"shape": shape, "pass": done, "dtype": dtype, "form": form, "seconds": seconds}
+            for (done, dtype, form), seconds in timings.items()
+        ]
+
+    milliseconds = {
+        (row["shape"], row["pass"], row["dtype"], row["form"]): 1000 * row["seconds"]["median"] for row in rows
+    }
+    for done in ("forward", "forward and backward"):
+        print(f"\n{done}, milliseconds (medians of {rounds} rounds)")
+        heading = f": {', '.join(subject.forms)}"
+        print(f"{subject.letters:20}" + "".join(f"{dtype + heading:>30}" for dtype in precisions))
+        for shape in dict.fromkeys(row["shape"] for row in rows):
+            cells = [[milliseconds[shape, done, dtype, form] for form in subject.forms] for dtype in precisions]
+            print(f"{', '.join(map(str, shape)):20}" + "".join(f"{a:20.1f}{b:10.1f}" for a, b in cells))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small shapes, few rounds, no file")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", choices=list(SUBJECTS), help="one of the two")
+    options = parser.parse_args()
+    device = pick_device(options.device)
+    for name in [options.only] if options.only else SUBJECTS:
+        rows = compare(SUBJECTS[name], device, options.quick)
+        if not options.quick:
+            save(RESULTS / f"{name}-{units(device)}.json", {"machine": machine(device), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
