@@ -9,8 +9,8 @@ All get the same batch, AdamW and loss, a class token and learned positions; eve
 processor multiplies bf16 faster, under bf16 autocast. As its user would run it, each trains in a process of its own
 and infers in another, which do nothing else: what glibc has given back to the system has to be fetched again, and how
 much that is depends on what a process did before. Ours keeps on a CPU what memory a step frees (`device.keep_memory`),
-and stands there without that too. Beside images a second stand the share of the machine's matrix-product rate in that
-precision that the model's products reach, and the peak memory of training.
+and stands there without that too. Beside images a second stand the share of the rate of a plain matrix product that
+the model's products reach, which takes its turn among the peers, and the peak memory of training.
 """
 
 import argparse
@@ -37,6 +37,7 @@ from vitreous.model import ViT, ViTConfig
 CLASSES = 10
 KINDS = ("training", "inference")
 OURS, RETURNED = "vitreous", "vitreous, memory returned"  # the second: as glibc treats a process by itself
+PRODUCT = "a plain product"
 
 
 class Shape(NamedTuple):
@@ -224,6 +225,23 @@ def run(kind: str, mode: str, precision: str) -> None:
     now(peer.images.device)
 
 
+def side(device: str) -> int:
+    """Of the square matrices whose product is timed beside the peers."""
+    return 2048 if device == "cpu" else 16384
+
+
+@functools.cache
+def matrix(device: str, precision: str) -> Tensor:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return torch.randn(side(device), side(device), device=device).to(dtype)
+
+
+def multiply(device: str, precision: str) -> None:
+    """A plain product to its end."""
+    matrix(device, precision) @ matrix(device, precision)
+    now(torch.device(device))
+
+
 def flops(step: Callable[..., object], *arguments: object) -> int:
     """Of the matrix products and convolutions in step(*arguments), counting a multiply-add as two."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # fused attention is not counted
@@ -252,8 +270,8 @@ def process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def step(process: ProcessPoolExecutor, *what: str) -> None:
-    process.submit(run, *what).result()
+def step(process: ProcessPoolExecutor, do: Callable[..., None], *what: str) -> None:
+    process.submit(do, *what).result()
 
 
 def present(shape: Shape, device: str) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
@@ -282,12 +300,14 @@ def timed(
     rounds: int,
     steps: int,
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Seconds of a step of each peer in each mode, side by side in fresh processes, as `interleaved` gives them."""
-    processes = {name: process() for name in names}
-    for name, own in processes.items():
-        own.submit(make, name, shape, str(device), modes).result()
-    variants = [(name, mode) for name in names for mode in modes]
-    calls = {(name, mode): functools.partial(step, processes[name], kind, mode, precision) for name, mode in variants}
+    """Seconds of a step of each peer in each mode, and of a plain product, side by side in fresh processes, as
+    `interleaved` gives them."""
+    processes = {name: process() for name in (*names, PRODUCT)}
+    calls = {(PRODUCT, "eager"): functools.partial(step, processes[PRODUCT], multiply, str(device), precision)}
+    for name in names:
+        processes[name].submit(make, name, shape, str(device), modes).result()
+        for mode in modes:
+            calls[name, mode] = functools.partial(step, processes[name], run, kind, mode, precision)
     seconds = interleaved(calls, device, rounds, steps)
     for own in processes.values():
         own.shutdown()
@@ -316,6 +336,9 @@ def main() -> None:
         for precision in precisions
     }
 
+    work_of_product = 2 * side(device.type) ** 3 / 1e9
+    rates = {name: work_of_product / timings["training", name][PRODUCT, "eager"]["median"] for name in precisions}
+
     rows = []
     for name, mode, precision in itertools.product(parameters, modes, precisions):
         package = {"textbook": "torch", RETURNED: OURS}.get(name, name)
@@ -331,7 +354,7 @@ def main() -> None:
                 "ours_by_default_is_faster_by": own["median"] / timings[kind, default][OURS, "eager"]["median"],
             }
         achieved = row["training_gflop_per_image"] * row["training"]["images_per_second"]  # GFLOP/s
-        row["training"]["share_of_product_rate"] = achieved / hardware["matmul_gflops"][precision]
+        row["training"]["share_of_product_rate"] = achieved / rates[precision]
         if not options.quick and mode == "eager":
             with process() as fresh:
                 row["training"]["peak_mib"] = fresh.submit(training_peak, name, shape, str(device), precision).result()
@@ -340,7 +363,7 @@ def main() -> None:
     show(rows, missing, default)
     if not options.quick:
         results = {"machine": hardware, "model": options.model, "shape": shape._asdict()}
-        results |= {"rounds": rounds, "steps": steps}
+        results |= {"rounds": rounds, "steps": steps, "product_gflops": rates}
         model = "" if options.model == "small" else f"-{options.model.replace('/', '-')}"
         results |= {"default": default, "missing": missing, "rows": rows}
         save(RESULTS / f"peers{model}-{units(device)}.json", results)
