@@ -9,8 +9,8 @@ All get the same batch, AdamW and loss, a class token and learned positions; eve
 processor multiplies bf16 faster, under bf16 autocast. As its user would run it, each trains in a process of its own
 and infers in another, which do nothing else: what glibc has given back to the system has to be fetched again, and how
 much that is depends on what a process did before. Ours keeps on a CPU what memory a step frees (`device.keep_memory`),
-and stands there without that too. Beside images a second stand the share of the rate of a plain matrix product that
-the model's products reach, which takes its turn among the peers, and the peak memory of training.
+and stands there without that too. Beside images a second stand the rate of the model's products, as a share of that of
+a plain product, which takes its turn among the peers, and the peak memory of training.
 """
 
 import argparse
