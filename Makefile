@@ -27,7 +27,7 @@ check: install
 	$(BIN)/ruff format --check .
 
 bench: install
-	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/forms.py
 	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/augment.py
 	$(BIN)/python benchmarks/loading.py

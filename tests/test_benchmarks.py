@@ -1,6 +1,7 @@
 """The benchmarks run, and compare like with like."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,18 @@ def test_results_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, c
     monkeypatch.setattr(measure, "has_fast_bf16", lambda device: bf16)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert measure.units(torch.device(kind)) == name
+
+
+def test_benchmarks_that_code_and_makefile_name_are_there():
+    root = BENCHMARKS.parent
+    files = [
+        root / "Makefile",
+        *(root / "src").rglob("*.py"),
+        *(root / "src").rglob("*.yaml"),
+        *BENCHMARKS.glob("*.py"),
+    ]
+    named = {name for path in files for name in re.findall(r"benchmarks/(\w+\.py)", path.read_text())}
+    assert "forms.py" in named and named <= {path.name for path in BENCHMARKS.glob("*.py")}
 
 
 @pytest.mark.slow

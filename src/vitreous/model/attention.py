@@ -42,7 +42,7 @@ def products_are_faster(q: Tensor) -> bool:
     """Whether two matrix products beat `scaled_dot_product_attention` for q (B, h, N, d).
 
     Milliseconds for forward and backward on two cores with AVX-512 (float32 of an Intel Xeon, bfloat16 of AMD's Zen 5)
-    and on two with AVX2 alone, torch 2.13, fused and as products (`benchmarks/attention.py`):
+    and on two with AVX2 alone, torch 2.13, fused and as products (`benchmarks/forms.py`):
 
         B, h, N, d         AVX-512: float32         bfloat16     AVX2: float32
         256, 2, 17, 32          4.1     3.6      18.9    2.4        5.2    4.4
