@@ -92,12 +92,13 @@ def there_and_back(call: Callable[[], Tensor], inputs: list[Tensor]) -> None:
     torch.autograd.grad(output, inputs, output)
 
 
-def compare(subject: Subject, device: torch.device, quick: bool) -> list[dict]:
-    """Time all forms of all shapes; print them as tables, milliseconds. Returns rows for JSON."""
-    rounds, calls = (3, 1) if quick else (15, 3)
+def compare(
+    subject: Subject, shapes: list[tuple[int, ...]], device: torch.device, rounds: int, calls: int
+) -> list[dict]:
+    """Time all forms of these shapes; print them as tables, milliseconds. Returns rows for JSON."""
     precisions = list(dict.fromkeys(("float32", pick_precision("auto", device))))  # bf16 only where it is not emulated
     rows = []
-    for shape in subject.quick if quick else subject.shapes:
+    for shape in shapes:
         timings = interleaved(dict(variants(subject, shape, device, precisions)), device, rounds, calls)
         rows += [
             {"shape": shape, "pass": done, "dtype": dtype, "form": form, "seconds": seconds}
@@ -124,10 +125,13 @@ def main() -> None:
     parser.add_argument("--only", choices=list(SUBJECTS), help="one of the two")
     options = parser.parse_args()
     device = pick_device(options.device)
+    rounds, calls = (3, 1) if options.quick else (15, 3)
     for name in [options.only] if options.only else SUBJECTS:
-        rows = compare(SUBJECTS[name], device, options.quick)
+        subject = SUBJECTS[name]
+        rows = compare(subject, subject.quick if options.quick else subject.shapes, device, rounds, calls)
         if not options.quick:
-            save(RESULTS / f"{name}-{units(device)}.json", {"machine": machine(device), "rows": rows})
+            results = {"machine": machine(device), "rounds": rounds, "rows": rows}
+            save(RESULTS / f"{name}-{units(device)}.json", results)
 
 
 if __name__ == "__main__":
