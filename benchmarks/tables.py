@@ -48,19 +48,19 @@ def headline(results: dict[str, dict]) -> str:
     chance = [1.96 * math.sqrt(top1 * (1 - top1) / 10_000) for top1 in reached]
     ten, hundred, in_an_hour, in_five, hundred_in_an_hour = (f"{100 * top1:.2f}%" for top1 in reached)
     gpu = results[names[0]]["machine"]["device"]
-    seconds = [f"{results[name]['time_limit']:.0f} s" for name in names[:2]]
+    runs = [f"{results[name]['time_limit']:.0f} s ({results[name]['passes']:.0f} passes)" for name in names[:2]]
     authors = [EXPERIMENTS[f"tigges-{name}"].reported for name in ("cifar10", "cifar100")]
     reported = [f"{100 * said['top1']:.1f}% ({said['time']})" for said in authors]
     compact = " and ".join(f"{100 * top1:.1f}%" for top1 in COMPACT.values())
     return (
         f"From scratch, a ViT of 3.6 million parameters with a convolutional stem has **{ten} top-1 on CIFAR-10** "
-        f"after {seconds[0]} on one {gpu} and **{hundred} on CIFAR-100** after {seconds[1]} (the mean of two runs), "
+        f"after {runs[0]} on one {gpu} and **{hundred} on CIFAR-100** after {runs[1]}, the mean of two runs, "
         "where torch has compiled it before; models of these runs ship here. On two CPU cores smaller ones have "
         f"{in_an_hour} and {hundred_in_an_hour} after an hour ({in_five} on CIFAR-10 after five minutes). Each other "
         "figure is of one run; the number of test images alone leaves "
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale: a "
         f"[demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}, Compact Transformers "
-        f"(Hassani et al. 2021), from which stem and pooling come, {compact} after 300 epochs, 98.0% and 82.9% after "
+        f"(CCT-7/3x1 of Hassani et al. 2021), from which stem and pooling come, {compact} after 300 epochs, 98.0% and 82.9% after "
         "5,000, with 3.8 million parameters."
     )
 
@@ -100,9 +100,9 @@ def speed(results: dict[str, dict]) -> str:
         "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
         f"{markdown(['', *leads['32 px, AMX']], rows)}\n\n"
         "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 mostly by "
-        "keeping the memory of a step for the next. The rows of AVX-512 with bf16 are newer: since then the last block "
-        "computes only the class token where the head reads no other, residuals are bfloat16, and on AMD's processors "
-        "linear maps of many tokens are convolutions of 1 x 1.\n\n"
+        "keeping the memory of a step for the next. The rows of AMX and of AVX-512 without bf16 are older: since then the "
+        "last block computes only the class token where the head reads no other, residuals are bfloat16 in bf16, and "
+        "on AMD's processors linear maps of many tokens are convolutions of 1 x 1.\n\n"
         f"- Inference: {answering([results[name] for name in PEERS])} times as fast as timm, transformers and "
         "vit-pytorch in the same precision.\n"
         f"- Augmentation, beside torchvision on PIL images: at 32 px {light:.0f} times as fast (a flip and a shift) "
