@@ -320,6 +320,9 @@ def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "classes.csv").touch()
     assert "own holds another classes.csv, which stays" in vitreous("evaluate", "run", "--out", tmp_path / "own")[2]
+    (tmp_path / "paper").mkdir()
+    shutil.copyfile("run/results.json", tmp_path / "paper" / "results.json")
+    assert "paper holds another results.json" in vitreous("evaluate", "run", "--out", tmp_path / "paper")[2]
 
 
 def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tmp_path, monkeypatch):
@@ -808,6 +811,29 @@ def test_explanations_may_lie_beside_folders_that_are_no_classes(vitreous, tmp_p
     Path("notes").rmdir()
     code, _, err = vitreous("explain", run, "ant/000.png")
     assert code == 2 and err.startswith("vitreous: explanations lies beside the folders of classes, of which it would")
+
+
+def test_explanations_do_not_lie_within_the_folder_of_a_class(vitreous, tmp_path, monkeypatch):
+    write_images(tmp_path, 1)
+    run = Path("run").resolve()
+    monkeypatch.chdir(tmp_path / "ant")
+    code, _, err = vitreous("explain", run, "000.png")
+    said = f"explanations lies within {tmp_path / 'ant'}, the folder of a class, of which it would become a part"
+    assert code == 2 and err.startswith(f"vitreous: {said}: name another folder") and not Path("explanations").exists()
+
+
+@pytest.mark.parametrize("place", ["~/photos/test", "kept"])
+def test_data_is_not_written_into_whatever_it_is_called(vitreous, work, tmp_path, monkeypatch, place):
+    shutil.copytree(work / "photos", tmp_path / "photos")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    shutil.copytree(work / "photos" / "test", tmp_path / "kept")
+    out = tmp_path / (place.removeprefix("~/")) / "x"
+    for command in ("evaluate run", "look run --data", "train --recipe r.yaml", "embed run"):
+        own = out.with_suffix(".parquet") if "embed" in command else out
+        code, _, err = vitreous(*command.split(), place, "--out", own)
+        assert code == 2 and err.startswith(f"vitreous: {own} lies within the data, of which it would become a part")
+        assert not own.exists()
 
 
 def test_empty_data_is_refused(vitreous):

@@ -342,6 +342,17 @@ def test_a_log_that_was_edited_goes_on_in_a_line_of_its_own(tmp_path, mark, old)
     assert first == head and rows[:-1] == old.split() and rows[-1].endswith(",model,bee,0.25")
 
 
+def test_a_log_that_was_moved_away_begins_anew_with_its_head(tmp_path):
+    path = tmp_path / "asked.csv"
+    note = AnswerLog(path)
+    note("model", "ant", 0.5)
+    path.rename(tmp_path / "old.csv")
+    note("model", "bee", 0.25)
+    AnswerLog(path)("model", "cat", 0.75)  # the next server takes it for its own
+    with path.open(newline="") as file:
+        assert [row["answer"] for row in csv.DictReader(file)] == ["bee", "cat"]
+
+
 def test_a_log_may_be_the_programs_own_output(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

@@ -149,6 +149,20 @@ def test_broken_files_can_be_left_out_with_their_labels(tmp_path, cache, caplog,
     assert batches.labels.tolist() == [0, 0, 1, 1] and len(batches) == 4
 
 
+def test_a_lack_of_memory_is_not_the_files_fault(tmp_path, cache, monkeypatch):
+    write_folder(tmp_path / "x", {"a": 3, "b": 3})
+
+    def lacks(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(FileImages, "_fit", lacks)
+    split = load(tmp_path / "x").train
+    with pytest.raises(MemoryError):
+        decode(split, preprocess_of(), cache=cache, skip_broken=True)
+    with pytest.raises(MemoryError):
+        split.images.at_own_size(0)
+
+
 def test_a_fault_that_has_passed_is_not_remembered(tmp_path, cache, monkeypatch):
     expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
     with monkeypatch.context() as patch:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ from pyarrow import parquet as pq
 from tiny import write_images
 
 from vitreous.data import parquet, sources
+from vitreous.data.folders import check_apart
 from vitreous.data.loaders import decode
 from vitreous.data.parquet import ParquetImages
 from vitreous.data.sources import load
@@ -848,3 +850,21 @@ def test_a_program_in_the_guise_of_a_picture_is_not_run(tmp_path, monkeypatch, w
     for ask in (lambda: images.read([0], Preprocess(image_size=8, mean=(0.5,), std=(0.5,))), lambda: images.shape):
         with pytest.raises(BrokenImage, match="not a JPEG, PNG"):
             ask()
+
+
+@pytest.mark.parametrize("closed", ["bee", "."])
+def test_folders_that_may_not_be_read_are_no_classes(tmp_path, monkeypatch, closed):
+    """As root may read anything, the refusal is the system's in name only."""
+    write_images(tmp_path, 1)
+    asked = tmp_path / "ant" / "explanations", [tmp_path / "ant" / "000.png"]
+    with pytest.raises(ValueError, match=r"lies within .*ant, the folder of a class"):
+        check_apart(*asked)
+    iterdir = Path.iterdir
+
+    def refusing(path):
+        if path == tmp_path / closed:
+            raise PermissionError
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    check_apart(*asked)

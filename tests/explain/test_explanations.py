@@ -166,6 +166,19 @@ def test_a_figure_shows_the_numbers_it_was_given(files, tmp_path, monkeypatch):
         np.testing.assert_array_equal(shown.get_array(), overlay(found.pixels / 255, found.attention[head]))
 
 
+def test_classes_of_one_name_each_have_their_bar(files, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    (found,) = explain(tiny_bundle(), files[0], device="cpu")
+    names, shares = ("crane", "stork", "crane"), (0.6, 0.3, 0.1)
+    found = dataclasses.replace(found, classes=names, probabilities=shares, target="crane", target_probability=0.6)
+    found.save(tmp_path / "x")
+    (answer,) = (axes for axes in made[0].get_axes() if axes.get_title().startswith("the model's answer"))
+    assert [label.get_text() for label in answer.get_yticklabels()] == list(names)
+    assert [patch.get_width() for patch in answer.patches] == list(shares)
+    assert made[0].get_suptitle() == "What speaks for crane (60.0%)"
+
+
 @pytest.mark.parametrize(
     ("fields", "whole", "channels"),
     [
@@ -340,9 +353,10 @@ def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds another a\.json"):
         stems(["photos/a.jpg"], tmp_path)
-    (tmp_path / "b.json").write_text('{"boxes": []}')
-    with pytest.raises(ValueError, match=r"holds another b\.json, which stays as it is"):
-        stems(["photos/b.jpg"], tmp_path)
+    for content in ('{"boxes": []}', "3", "null"):
+        (tmp_path / "b.json").write_text(content)
+        with pytest.raises(ValueError, match=r"holds another b\.json, which stays as it is"):
+            stems(["photos/b.jpg"], tmp_path)
 
 
 def test_an_explanation_of_before_is_replaced(tmp_path):
@@ -355,3 +369,14 @@ def test_an_explanation_of_before_is_replaced(tmp_path):
         found.save(stem, bundle.digest())
     (stem,) = stems([str(tmp_path / "b" / "a.png")], tmp_path / "out", sha256=one.digest())  # and of another image
     assert stem.name == "a-3" and len(list((tmp_path / "out").iterdir())) == 4
+
+
+def test_questions_that_look_alike_as_file_names_are_told_apart(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    bundle = tiny_bundle()
+    (found,) = explain(bundle, tmp_path / "a.png", device="cpu")
+    for question, name in [("-of-+", "a-of--"), ("-of-x", "a-of-x"), ("-of-#", "a-of---2"), ("-of-+", "a-of--")]:
+        (stem,) = stems([found.image], tmp_path / "out", question, bundle.digest())
+        assert stem.name == name
+        found.save(stem, bundle.digest(), question)
+    assert len(list((tmp_path / "out").iterdir())) == 6

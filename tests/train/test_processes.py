@@ -314,6 +314,14 @@ def test_folds_of_a_probe_are_those_of_one_process_and_go_on(tmp_path, photos, w
     assert main.printed.count("fold 2 of 2:") == 1 and "fold 1 of 2:" not in main.printed and other.printed == ""
 
 
+def test_a_probe_takes_any_number_of_processes(tmp_path, photos, weights):
+    """It has no batches to divide."""
+    fields = {"epochs": 1, "precision": "float32", "start": {"weights": str(weights), "probe": True}}
+    recipe = make_recipe(fields | {"data": {"source": str(photos), "val_fraction": 0.25}}, "test")
+    outcomes = train(3, recipe, None, out=tmp_path / "run")
+    assert recipe.optim.batch_size % 3 and [outcome.results["test"]["count"] for outcome in outcomes] == [9] * 3
+
+
 # --- interrupted, and going on ---
 
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -49,6 +50,8 @@ def test_the_bar_is_full_when_the_time_is_up(monkeypatch):
 
 def test_what_is_logged_is_printed_and_kept(tmp_path):
     text, before = io.StringIO(), list(log.handlers)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()  # a run has begun
     with show_log(tmp_path / "run", Console(file=text)):
         assert not (tmp_path / "run" / "train.log").exists()  # before there is something to keep
         log.warning("%d of [3] images", 2)
@@ -69,6 +72,17 @@ def test_a_terminal_that_is_gone_ends_no_run(monkeypatch):
     with progress.Display(terminal, Recipe(epochs=2), 500, torch.device("cpu"), State()) as display:
         monkeypatch.setattr(display.bar, "stop", lambda: terminal.print("the end"))
         display.step(State(step=320, images=40_800), loss=1.0, top1=0.5)
+
+
+@pytest.mark.parametrize(("code", "ends"), [(1, False), (143, True)])
+def test_a_closed_pipe_ends_no_run_and_a_signal_does(monkeypatch, code, ends):
+    def leave(*_, **__):
+        raise SystemExit(code)  # as rich does, and the handler of SIGTERM
+
+    console = Console(file=io.StringIO())
+    monkeypatch.setattr(console, "print", leave)
+    with pytest.raises(SystemExit) if ends else nullcontext():
+        progress.say(console, "more")
 
 
 def test_a_failing_run_leaves_no_handler(tmp_path):

@@ -497,6 +497,8 @@ def test_an_answer_names_its_row_though_others_are_left_out(tmp_path):
     run = fit(tiny_recipe(epochs=1), data, out=tmp_path / "run", pictures=False, console=Console(quiet=True))
     rows = [row for row in answers_of(run.folder) if row["split"] == "test"]
     assert [row["row"] for row in rows] == [str(i) for i in range(1, 12)]
+    told = json.loads((run.folder / "data.json").read_text())
+    assert (told["counts"]["test"], told["per_class"]["test"], told["listed"]["test"]) == (11, [3, 4, 4], [4, 4, 4])
     assert all(row["image"] == data.test.images.describe(int(row["row"])) for row in rows)
 
 
@@ -1244,17 +1246,17 @@ def test_resume_refuses_another_recipe_by_its_first_difference(trained, changes,
 def test_what_changes_no_weight_may_change_on_the_way(trained, everything):
     trained(tiny_recipe(**EVERYTHING), tiny_set(), "parts", on_step=interrupt_after(6))
     data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": 0, "skip_broken": True}
-    run = trained(tiny_recipe(**EVERYTHING, data=data), tiny_set(), "parts", resume=True)
+    run = trained(tiny_recipe(**EVERYTHING, data=data, compile=False), tiny_set(), "parts", resume=True)
     assert equal(weights_of(everything.folder), weights_of(run.folder))
 
 
 def test_a_run_from_before_a_key_was_known_goes_on(trained):
     run = trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(2))
     content = checkpoint_of(run.folder)
-    del content["recipe"]["compile"], content["recipe"]["optim"]["muon_split_qkv"]
+    del content["recipe"]["patience"], content["recipe"]["optim"]["muon_split_qkv"]
     torch.save(content, run.folder / "checkpoints" / "last.pt")
-    with pytest.raises(ValueError, match="was started with compile=auto, not True: "):
-        trained(tiny_recipe(compile=True), tiny_set(), resume=True)
+    with pytest.raises(ValueError, match="was started with patience=None, not 3: "):
+        trained(tiny_recipe(patience=3), tiny_set(), resume=True)
     assert trained(tiny_recipe(), tiny_set(), resume=True).results
 
 
@@ -1421,6 +1423,34 @@ def test_what_was_found_in_the_data_stays_in_the_log(trained):
     assert (folder / "results.json").exists()
     found = "WARNING 5 of 5 validation images are also in train"
     assert (folder / "train.log").read_text().count(found) == 1
+
+
+def test_the_log_is_of_the_run_and_not_of_a_start_that_failed(trained):
+    pixels, labels = stripes(48)
+    copies = ImageSet.from_arrays(pixels, labels, val=(pixels[:5], labels[:5]), class_names=CLASSES, name="stripes")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="shift 99 is too far"):
+            trained(tiny_recipe(epochs=1, augment={"shift": 99}), copies, pictures=True)
+    run = trained(tiny_recipe(epochs=1), tiny_set())
+    assert "also in train" not in (run.folder / "train.log").read_text()
+
+
+def test_a_log_that_was_there_stays_when_a_start_fails(trained, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "train.log").write_text("what tee writes\n")
+    with pytest.raises(ValueError, match="shift 99 is too far"):
+        trained(tiny_recipe(epochs=1, augment={"shift": 99}), tiny_set(), pictures=True)
+    assert (tmp_path / "run" / "train.log").read_text().startswith("what tee writes\n")
+
+
+def test_what_a_callback_does_to_its_row_stays_with_it(trained):
+    def use_up(row):
+        row["when"] = row.pop("epoch")
+        row["kept"] = np.float64(row["seconds"])
+
+    run = trained(tiny_recipe(epochs=2), tiny_set(), on_epoch=use_up)
+    assert [row["epoch"] for row in run.history] == [1, 2] and "kept" not in run.history[0]
+    assert [row["epoch"] for row in checkpoint_of(run.folder)["state"]["history"]] == [1, 2]
 
 
 def test_another_number_of_classes_is_refused(trained, tmp_path):

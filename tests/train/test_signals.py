@@ -54,6 +54,16 @@ def test_a_hangup_that_is_ignored_stays_so():
         assert not stop()
 
 
+def test_a_handler_that_is_not_pythons_stays_so(monkeypatch):
+    before, real = handlers(), signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else real(number))
+    with stop_flag():
+        changed = [real(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert changed[0] != before[0] and changed[1] == before[1]
+    monkeypatch.undo()
+    assert handlers() == before
+
+
 def test_outside_the_main_thread_signals_stay_as_they_are():
     before, seen = handlers(), []
 

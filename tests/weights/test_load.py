@@ -58,6 +58,13 @@ def test_the_temperature_of_our_own_bundles_comes_along_with_their_head(tmp_path
     assert load_weights(tmp_path, num_classes=5)[0].temperature == 1  # of a head that answers 0 for every class
 
 
+def test_a_head_for_one_number_answers_with_no_class(tmp_path):
+    """Its softmax is 1 for any image."""
+    tiny_bundle(classes=("only",)).save(tmp_path)
+    assert "has a head for one number, whose answers are not one class: only `vitreous embed`" in refused(tmp_path)
+    assert load_weights(tmp_path, num_classes=2)[1].new_head == "2 classes in place of 1"
+
+
 def test_every_tensor_is_loaded_or_left_out(folder):
     expected = tiny_bundle(registers=2, position_tokens="all")
     bundle, report = load_weights(folder)

@@ -39,7 +39,7 @@ def evaluate(
         check_folder(out)
         names = ("results.json", "evaluation.json", "answers.csv", "classes.csv", "report.html")
         results, record, answers, classes, report = files = [out / name for name in names]
-        check_free(files, results, '"ece_unscaled"')
+        check_free(files, record, '"sha256"')
     model = asked_model(run, arch, revision)
     if out is not None:
         check_outside_data(out, model, data)
@@ -56,8 +56,8 @@ def evaluate(
         from vitreous.train.folder import environment
 
         where = pick_device(device)
+        write_json(record, record_evaluation(judged))  # first: it marks the others as ours
         write_json(results, {judged.name: judged.figures})
-        write_json(record, record_evaluation(judged))
         write_answers([judged], judged.bundle.class_names, answers)
         write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
         evaluation_report(
@@ -153,7 +153,7 @@ def embed(
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
     from vitreous.cli.asked import is_row, stored_image
-    from vitreous.data.sources import load
+    from vitreous.data.sources import load, place_of
     from vitreous.embedding import (
         MADE_BY,
         embed_image,
@@ -172,8 +172,8 @@ def embed(
         check_file(out, ".parquet", MADE_BY)
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
-    place = Path(image_set.source.removesuffix(f":{image_set.label}"))
-    if out is not None and place in (out.resolve(), *out.resolve().parents):
+    place = place_of(image_set.source)
+    if out is not None and place is not None and out.resolve().is_relative_to(place.resolve()):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     image_set.split(split)  # refused before anything is computed
     query = None

@@ -45,7 +45,7 @@ def explain(
 ) -> None:
     """Show what answers rest on: for each image a figure and its numbers."""
     from vitreous.cli.asked import asked_images, asked_model, check_outside_data
-    from vitreous.data.folders import check_beside
+    from vitreous.data.folders import check_apart
     from vitreous.explain.explanations import explain as ask
     from vitreous.explain.explanations import stems
     from vitreous.explain.methods import DEFAULT
@@ -62,7 +62,7 @@ def explain(
     files = [image for image in asked if isinstance(image, Path)]
     if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
         raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
-    check_beside(out, files)
+    check_apart(out, files)
     check_outside_data(out, model)
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]
     by = None if method == DEFAULT else method
@@ -76,7 +76,7 @@ def explain(
     options |= {"layer": layer, "head": head, "patch": place}
     for explanation in ask(bundle, asked, **options, curves=curves, device=device, broken=broken):
         stem = stem_of[explanation.image]
-        explanation.save(stem, sha256)
+        explanation.save(stem, sha256, ending)
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         answer = f"{explanation.target} {explanation.target_probability:.1%}{rival}"
         print(plain(f"{explanation.image}: {answer}, see {stem}.png"))

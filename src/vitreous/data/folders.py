@@ -77,8 +77,11 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
 
 def check_outside(path: Path, image_set: ImageSet) -> None:
     """Raises ValueError for a path inside a set's folder that would be read as a class or as images the next time."""
-    root, path = Path(image_set.source), path.resolve()
-    if not isinstance(image_set.train.images, FileImages) or not root.is_dir() or not path.is_relative_to(root):
+    images, path = image_set.train.images, path.resolve()
+    if not isinstance(images, FileImages) or images.root is None or images.columns:  # a table names its images
+        return
+    root = images.root.resolve()
+    if not path.is_relative_to(root):
         return
     splits, inside = {SPLITS.get(name.lower()) for name in _subfolders(root)}, path.relative_to(root).parts
     if "train" not in splits or (inside and inside[0].lower() in SPLITS):
@@ -87,16 +90,15 @@ def check_outside(path: Path, image_set: ImageSet) -> None:
         )
 
 
-def check_beside(path: Path, files: list[Path]) -> None:
-    """Raises ValueError for a folder beside those of some images, where all of these seem to be classes."""
+def check_apart(path: Path, files: list[Path]) -> None:
+    """Raises ValueError for a folder beside those of some images, or within one, where all of these seem to be classes,
+    so that what is written there would be read as images the next time."""
     place = path.resolve()
-    if any(file.resolve().parent.parent == place.parent for file in files):
-        others = [folder for folder in _subfolders(place.parent).values() if folder != place]
-        if len(others) > 1 and all(map(_has_images, others)):
-            raise ValueError(
-                f"{path} lies beside the folders of classes, of which it would become one: name another folder with "
-                "--out"
-            )
+    for folder in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
+        within = place.is_relative_to(folder)
+        if (within or place.parent == folder.parent) and _has_classes(folder.parent, but=place):
+            where = f"within {folder}, the folder of a class" if within else "beside the folders of classes"
+            raise ValueError(f"{path} lies {where}, of which it would become a part: name another folder with --out")
 
 
 def check_text(path: Path) -> None:
@@ -109,6 +111,15 @@ def _subfolders(folder: Path) -> dict[str, Path]:
     """Subfolders by name, sorted; hidden ones and leftovers of archives (`__...`) are left out."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     return {name: folder / name for name in names if not name.startswith((".", "__"))}
+
+
+def _has_classes(folder: Path, but: Path) -> bool:
+    """Whether a folder has several subfolders besides `but`, each with images."""
+    try:
+        others = [other for other in _subfolders(folder).values() if other != but]
+        return len(others) > 1 and all(map(_has_images, others))
+    except OSError:  # may not be read: no data of ours, such as the homes of all users
+        return False
 
 
 def _has_images(folder: Path) -> bool:

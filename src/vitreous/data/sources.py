@@ -73,6 +73,12 @@ def absolute(source: str) -> str:
     return f"{_absolute_path(path_of(place))}{'' if label is None else f':{label}'}"
 
 
+def place_of(source: str) -> Path | None:
+    """The file or folder that DATA is on this machine; None for what is built in or fetched."""
+    place, _ = split_source(source)
+    return path_of(place) if place not in NAMED and path_of(place).exists() else _kept(str(place))
+
+
 def split_source(source: str | Path) -> tuple[str | Path, str | None]:
     """Split DATA into its place and the label column after a colon, if there is one."""
     if isinstance(source, Path) or path_of(source).exists():

@@ -100,6 +100,8 @@ class Images(ABC):
         for i, row in enumerate(self.rows[rows]):
             try:
                 fitted[i] = self._fit(int(row), preprocess)
+            except MemoryError:  # not the file's fault
+                raise
             except Exception as error:  # decoders raise nearly anything for a damaged file
                 raise BrokenImage(f"{self._name(int(row))}: {reason(error)}") from error
         return fitted
@@ -111,6 +113,8 @@ class Images(ABC):
             C, H, W = self._shape(stored)
             whole = Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C, white=white)
             return np.array(self._fit(stored, whole))
+        except MemoryError:
+            raise
         except Exception as error:
             raise BrokenImage(f"{self._name(stored)}: {reason(error)}") from error
 

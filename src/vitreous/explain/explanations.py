@@ -108,9 +108,9 @@ class Explanation:
             }
         return content
 
-    def save(self, stem: Path | str, sha256: str | None = None) -> None:
-        """Write a figure and a JSON file: `stem`.png and `stem`.json. sha256: of the model, for the JSON file to say
-        whose answer it is, by which `stems` knows it again."""
+    def save(self, stem: Path | str, sha256: str | None = None, question: str = "") -> None:
+        """Write a figure and a JSON file: `stem`.png and `stem`.json. sha256: of the model. question: in words. The
+        JSON file has both, by which `stems` knows it again."""
         from vitreous.plots import explanation as draw
 
         stem, curves = path_of(stem), None
@@ -120,10 +120,11 @@ class Explanation:
             shares = self.curves.shares
             curves = {kind: [x.flatten().cpu().numpy() for x in (shares, *pair)] for kind, pair in pairs.items()}
         heads = dict(enumerate(zip(self.attention, self.attention_elsewhere, strict=True), start=1))
-        bars = dict(zip(self.classes, self.probabilities, strict=True)) | {self.target: self.target_probability}
-        if self.against is not None:
-            bars[self.against] = self.against_probability
-        content = self.to_json() | ({} if sha256 is None else {"sha256": sha256})
+        bars = list(zip(self.classes, self.probabilities, strict=True))  # imported classes may share a name
+        for name, probability in ((self.target, self.target_probability), (self.against, self.against_probability)):
+            if name is not None and name not in self.classes:
+                bars.append((name, probability))
+        content = self.to_json() | ({} if sha256 is None else {"sha256": sha256, "question": question})
         write_json(stem.with_name(stem.name + ".json"), content)  # first: it marks the picture as ours
         method = self.method.replace("_", " ")
         if self.method in ("attention", "grad_cam"):
@@ -307,22 +308,22 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
 def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = "") -> list[Path]:
     """A file name without suffix for each image; images with the same name are numbered: 1, 1-2, 1-3.
 
-    ending: what follows the image's name, such as `-against-dog`; what a file name should not have becomes a dash.
-    sha256: of the model. A file with the explanation of another image, or by another model, keeps its name. Raises
-    ValueError where a picture or JSON file of that name exists and is not an explanation.
+    ending: the question, which follows the image's name, such as `-against-dog`; what a file name should not have
+    becomes a dash. sha256: of the model. A file with the explanation of another image, by another model, or to another
+    question, keeps its name. Raises ValueError where a picture or JSON file of that name exists and is not an
+    explanation.
     """
     given: set[str] = set()
     result = []
-    ending = re.sub(r"[^\w.-]+", "-", ending)
+    question, ending = ending, re.sub(r"[^\w.-]+", "-", ending)
     for name in names:
         plain = (Path(name).stem or "image").replace(":", "-") + ending
         if len(os.fsencode(plain)) > LONGEST:
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
         stem = plain
         number = 1
-        while stem.casefold() in given or _is_other(
-            folder / f"{stem}.json", as_text(name), sha256
-        ):  # case: one to some systems
+        own = {"image": as_text(name), "sha256": sha256, "question": question}
+        while stem.casefold() in given or _is_other(folder / f"{stem}.json", own):  # case: one to some systems
             number += 1
             stem = f"{plain}-{number}"
         given.add(stem.casefold())
@@ -332,10 +333,11 @@ def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = ""
     return result
 
 
-def _is_other(file: Path, image: str, sha256: str) -> bool:
-    """Whether a file is the explanation of another image, or by another model."""
+def _is_other(file: Path, own: dict[str, str]) -> bool:
+    """Whether a file is an explanation that differs from `own` in what that names."""
     try:
         told = read_json(file)
     except (OSError, ValueError):
         return False
-    return "target_probability" in told and (told.get("image"), told.get("sha256")) != (image, sha256)
+    ours = isinstance(told, dict) and "target_probability" in told
+    return ours and any(told.get(key, "") != value for key, value in own.items())

@@ -20,7 +20,7 @@ def explanation(
     image: np.ndarray,
     *,
     patch_size: tuple[int, int],
-    bars: Mapping[str, float],
+    bars: Sequence[tuple[str, float]],
     target: str,
     against: str | None,
     empty: float,
@@ -32,17 +32,18 @@ def explanation(
     curves: Mapping[str, Sequence[np.ndarray]] | None,
     path: Path,
 ) -> None:
-    """What a prediction rests on. image: (C, H, W) in 0..1; bars: probabilities by class; target: the class explained,
-    against: the one it is contrasted with, empty: the target's probability for an empty image, of_class: whether the
-    method depends on the class.
+    """What a prediction rests on. image: (C, H, W) in 0..1; bars: classes with their probabilities, the likeliest
+    first; target: the class explained, against: the one it is contrasted with, empty: the target's probability for an
+    empty image, of_class: whether the method depends on the class.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
     number, as a map and the share of attention that is not in it; patch: row and column, from 1, of the one whose it
     is, if it is one's. curves: deletion and insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
-    asked = f"speaks for {_short(target)} ({bars[target]:.1%})" if of_class else "the model looks at, for any class"
-    asked += "" if against is None else f" rather than {_short(against)} ({bars[against]:.1%})"
+    share = dict(reversed(bars))  # of classes that share a name the likeliest
+    asked = f"speaks for {_short(target)} ({share[target]:.1%})" if of_class else "the model looks at, for any class"
+    asked += "" if against is None else f" rather than {_short(against)} ({share[against]:.1%})"
     figure.suptitle(f"What {asked}", fontsize=14, parse_math=False)
     upper, lower = figure.subfigures(2, 1)
     axes, *map_axes = upper.subplots(1, 1 + len(maps))
@@ -213,12 +214,12 @@ def token_norms(norms: Mapping[str, np.ndarray], path: Path) -> None:
     save(figure, path)
 
 
-def _answer(axes: Axes, bars: Mapping[str, float], target: str, against: str | None, empty: float) -> None:
+def _answer(axes: Axes, bars: Sequence[tuple[str, float]], target: str, against: str | None, empty: float) -> None:
     """Classes as bars, the explained one and its rival each in a colour of its own."""
-    colors = [{target: ROSE, against: GREEN}.get(name, BLUE) for name in bars]
-    drawn = axes.barh(range(len(bars)), list(bars.values()), color=colors)
-    axes.bar_label(drawn, [f"{p:.1%}" for p in bars.values()], padding=3, fontsize=9)
-    axes.set_yticks(range(len(bars)), [_short(name) for name in bars], fontsize=9, parse_math=False)
+    colors = [{target: ROSE, against: GREEN}.get(name, BLUE) for name, _ in bars]
+    drawn = axes.barh(range(len(bars)), [share for _, share in bars], color=colors)
+    axes.bar_label(drawn, [f"{share:.1%}" for _, share in bars], padding=3, fontsize=9)
+    axes.set_yticks(range(len(bars)), [_short(name) for name, _ in bars], fontsize=9, parse_math=False)
     axes.set(xlim=(0, 1.3), xticks=[], box_aspect=0.8)
     title = f"the model's answer\n(to an empty image, {_short(target)}: {empty:.1%})"
     axes.set_title(title, fontsize=9, parse_math=False)

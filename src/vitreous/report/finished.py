@@ -65,7 +65,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     anything else."""
     check_named(run)
     folder = find_record(run) or path_of(run)
-    if (folder / "evaluation.json").is_file():
+    if (folder / "evaluation.json").is_file() and (folder / "results.json").is_file():
         return _evaluation(folder, os.fspath(run).rstrip("/"))
     cross = (folder / "fold-1").is_dir()
     files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")

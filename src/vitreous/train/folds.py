@@ -41,7 +41,7 @@ def fit_folds(
     """Train `recipe.data.folds` times, each time with one stratified fold of the training images held out for testing.
 
     Each fold is a run of its own in <out>/fold-1, fold-2, ... Its validation images are the set's own, or are split off
-    from the other folds, so that the held-out fold selects nothing. The set's own test images are not opened. Folds are
+    from the other folds, so that the held-out fold selects nothing. The set's own test images are not judged. Folds are
     drawn with `data.split_seed`, by default `seed`: other seeds repeat the cross-validation with other folds. In `out`,
     `results.json` holds the figures of all folds with their mean and standard deviation, `answers.csv` the answer for
     each image by the model that had not seen it, `classes.csv` and `confusion.png` count these, and `report.html` shows

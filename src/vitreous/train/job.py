@@ -62,7 +62,7 @@ class Job:
             torch.cuda.empty_cache()  # what an earlier run has left reserved would count
             torch.cuda.reset_peak_memory_stats(engine.device)
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
-        if recipe.optim.batch_size % engine.processes:
+        if recipe.optim.batch_size % engine.processes and not recipe.start.probe:
             raise ValueError(
                 f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes"
             )
@@ -133,7 +133,7 @@ class Job:
             if not (recipe.start.probe or recipe.start.probe_first):  # else they go through the model, too
                 self.plain_batches = self.plain_batches.displaced()
             larger = make(data.train, cut_from)
-        self.train_batches = larger.in_batches_of(recipe.optim.batch_size // self.engine.processes)
+        self.train_batches = larger.in_batches_of(max(1, recipe.optim.batch_size // self.engine.processes))
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
 
     def _some_images(self) -> Tensor:
@@ -159,7 +159,7 @@ class Job:
                 display.epoch(row, best=state.best_epoch == row["epoch"], last=bool(stop_reason(state, recipe)))
                 self.engine.log({key: row[key] for key in row if key != "epoch"}, step=int(row["epoch"]))
                 if on_epoch is not None:
-                    on_epoch(row)
+                    on_epoch(dict(row))  # what a caller does to it stays out of the checkpoint
 
             hooks = Hooks(report=display.step, on_epoch=epoch_done, keep=self.keep, save=self.save, stop_requested=stop)
             if on_step is not None:

@@ -46,8 +46,13 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.test is not None:
         judged["test"] = _judge(job, bundle, "test")
         seen = Split(judged["test"].images, judged["test"].labels.numpy())
-        if digest := digest_of(seen):
-            write_json(job.folder / "data.json", job.summary | {"hash": job.summary["hash"] | {"test": digest}})
+        judged_of = {
+            "counts": len(seen),
+            "per_class": np.bincount(seen.labels, minlength=len(job.data.class_names)).tolist(),
+            "hash": digest_of(seen),
+        }
+        told = {key: job.summary[key] | {"test": value} for key, value in judged_of.items() if value}
+        write_json(job.folder / "data.json", job.summary | told)
         images, weights = judged["test"].images, job.recipe.start.weights
         findings = leaks("test", images, train, hashes)
         findings.append(copies_among(images, before, f"{len(images)} test", weights))

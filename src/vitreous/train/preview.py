@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from vitreous.train.progress import say
 log = logging.getLogger("vitreous")
 
 
-def describe(job: Job, new: bool) -> None:
+def describe(job: Job, seen: Iterable[str], new: bool) -> None:
     """Print a summary of data and model, and draw the first batch as the model will see it.
 
-    new: whether the run begins here; then findings about the data also go to `train.log`.
+    seen: findings about images that were learnt from before. new: whether the run begins here; then these and those
+    about the data also go to `train.log`.
     """
     for line in job.start.lines if job.start else ():
         say(job.console, line)
@@ -54,7 +56,7 @@ def describe(job: Job, new: bool) -> None:
         )
     chooses = not job.recipe.start.probe  # which few images do not choose
     batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
-    for finding in check(job.data, *batches, group, chooses, white):
+    for finding in (*seen, *check(job.data, *batches, group, chooses, white)):
         if new:
             log.warning(finding)
         else:

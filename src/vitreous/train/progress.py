@@ -26,8 +26,13 @@ DECODING_SECONDS = 5  # between two lines
 
 def say(console: Console, text: str) -> None:
     """Print a line as it is, without wrapping. A closed pipe or terminal does not end the run."""
-    with suppress(OSError, SystemExit):  # rich exits on a closed pipe, and prints nothing from then on
+    try:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
+    except OSError:
+        pass
+    except SystemExit as error:
+        if error.code != 1:  # a signal's; with 1 rich exits on a closed pipe, and prints nothing from then on
+            raise
 
 
 def decoding(console: Console) -> Callable[[int, int], None]:
@@ -45,8 +50,10 @@ def decoding(console: Console) -> Callable[[int, int], None]:
 
 @contextmanager
 def show_log(folder: Path, console: Console) -> Iterator[None]:
-    """While inside, print what the main process logs, above a live bar, and also write it to `train.log`."""
+    """While inside, print what the main process logs, above a live bar, and also write it to `train.log`, which goes
+    again where no run began."""
     folder.mkdir(parents=True, exist_ok=True)
+    fresh = not (folder / LOG).exists()
     screen = logging.Handler()
     screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
     file = logging.FileHandler(folder / LOG, delay=True)
@@ -62,8 +69,10 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
         log.removeHandler(file)
         with suppress(OSError):  # on a full disk
             file.close()
-        with suppress(OSError):  # where a start failed and left nothing
-            folder.rmdir()
+        with suppress(OSError):
+            if fresh and is_main() and not (folder / "recipe.yaml").exists():
+                (folder / LOG).unlink(missing_ok=True)
+            folder.rmdir()  # where a start failed and left nothing
 
 
 class Display:

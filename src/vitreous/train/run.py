@@ -30,7 +30,7 @@ from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, envi
 from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.preview import describe, estimate
-from vitreous.train.progress import log, say, show_log
+from vitreous.train.progress import say, show_log
 from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
 from vitreous.train.teacher import load_teacher
 from vitreous.weights import Bundle
@@ -161,10 +161,8 @@ def fit(
     with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
-        for warning in seen:
-            log.warning(warning)
         job = Job(recipe, data, model, folder, engine, start, teacher, console, pictures)
-        engine.from_main(partial(describe, job, new=not (resume or dry_run)))
+        engine.from_main(partial(describe, job, seen, new=not (resume or dry_run)))
         if dry_run:
             estimate(job)
             return Run(folder)

@@ -26,7 +26,8 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            handler = signal.getsignal(number)  # None: not Python's, and not to be put back by it
+            if handler is not None and (number != signal.SIGHUP or handler != signal.SIG_IGN):
                 before[number] = signal.signal(number, ask)
     except ValueError:  # only the main thread can set handlers: elsewhere they stay as they are
         pass

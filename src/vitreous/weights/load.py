@@ -115,9 +115,10 @@ def load_weights(
     said = describe(file, weights, layout, arch)
     match = _match(file, weights, layout, said.model)
 
-    if num_classes is None and match.has_head and said.other_head:
+    other_head = said.other_head or ("one number" if said.model.num_classes == 1 else "")
+    if num_classes is None and match.has_head and other_head:
         raise ValueError(
-            f"{file} has a head for {said.other_head}, whose answers are not one class: only `vitreous embed` and "
+            f"{file} has a head for {other_head}, whose answers are not one class: only `vitreous embed` and "
             "`vitreous train --from` can use it"
         )
     classes = said.model.num_classes if num_classes is None else num_classes
