@@ -79,7 +79,7 @@ def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     """A panel for each set, a line for each recipe and processor or GPU, a dashed one with hollow marks for other
     settings than the recipe's; `lines` stand in the file, too, by which a test knows it."""
-    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     ticks = 3, 5, 7, 15, 30, 60, 120
     for axes, (data, by_name) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
         assert len(by_name) <= len(COLORS), f"{data} has more lines than there are colours"
@@ -98,7 +98,7 @@ def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(framealpha=1, edgecolor="white", loc="lower right")
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), fontsize=9)
     figure.savefig(path, dpi=120, metadata={"points": json.dumps(lines)})
 
 
