@@ -161,12 +161,15 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
     mean, sd = statistics.mean(top1), statistics.stdev(top1)
     ours = f"{100 * mean:.2f} ± {100 * sd:.2f}% (mean ± standard deviation over {len(scratch)} x {folds} folds)"
     r = tuned["finetune"]
-    theirs = f"{100 * r['mean']:.2f} ± {100 * r['sd']:.2f}% ({r['n'] // 5} x 5 folds)"
+    theirs, plain = (
+        f"{100 * part['mean']:.2f} ± {100 * part['sd']:.2f}% ({part['n'] // 5} x 5 folds)"
+        for part in (r, tuned["default"])
+    )
     return (
         f"On {sum(scratch[0]['count'])} photographs of pizza, steak and sushi (of Food-101, Bossard et al. 2014) "
         f"recipe `pizza` reaches {ours} from scratch, and DeiT-Tiny by recipe `finetune` with "
-        f"`{' '.join(r['settings'])}` {theirs}. {probed(tuned)} The settings of the first two were "
-        "chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza of its own. For few "
+        f"`{' '.join(r['settings'])}` {theirs}, without these settings {plain}. {probed(tuned)} Recipe `pizza` and these "
+        "settings were chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza of its own. For few "
         "photographs of common things, use `--from`."
     )
 
