@@ -168,9 +168,9 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
     return (
         f"On {sum(scratch[0]['count'])} photographs of pizza, steak and sushi (of Food-101, Bossard et al. 2014) "
         f"recipe `pizza` reaches {ours} from scratch, and DeiT-Tiny by recipe `finetune` with "
-        f"`{' '.join(r['settings'])}` {theirs}, without these settings {plain}. {probed(tuned)} Recipe `pizza` and these "
-        "settings were chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza of its own. For few "
-        "photographs of common things, use `--from`."
+        f"`{' '.join(r['settings'])}` {theirs}, without these settings {plain}. {probed(tuned)} Recipe `pizza` and "
+        "these settings were chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza "
+        "of its own. For few photographs of common things, use `--from`."
     )
 
 
