@@ -60,8 +60,6 @@ def explain(
     bundle, asked = Bundle.of(model), list(dict.fromkeys(asked_images(model, images)))
     sha256 = bundle.digest()
     files = [image for image in asked if isinstance(image, Path)]
-    if out.resolve() in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
-        raise ValueError(f"{out} holds images that are to be explained: name another folder with --out")
     check_apart(out, files)
     check_outside_data(out, model)
     names = [str(image) if isinstance(image, Path) else image.name for image in asked]

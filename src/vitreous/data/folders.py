@@ -91,10 +91,13 @@ def check_outside(path: Path, image_set: ImageSet) -> None:
 
 
 def check_apart(path: Path, files: list[Path]) -> None:
-    """Raises ValueError for a folder beside those of some images, or within one, where all of these seem to be classes,
-    so that what is written there would be read as images the next time."""
+    """Raises ValueError for a folder of images that are to be explained; and for one beside or within such a folder,
+    where all of these seem to be classes, so that what is written there would be read as images the next time."""
     place = path.resolve()
-    for folder in {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}:
+    folders = {folder for file in files for folder in (file.parent.resolve(), file.resolve().parent)}
+    if place in folders:
+        raise ValueError(f"{path} holds images that are to be explained: name another folder with --out")
+    for folder in folders:
         within = place.is_relative_to(folder)
         if (within or place.parent == folder.parent) and _has_classes(folder.parent, but=place):
             where = f"within {folder}, the folder of a class" if within else "beside the folders of classes"

@@ -44,9 +44,9 @@ def convolution_is_faster(x: Tensor) -> bool:
         32, 197, 3072, 768      549.1   553.9    250.8   244.7
 
     For the forward pass alone it wins by more, 22.8 against 17.0 and 10.3 against 8.5 ms at 128, 65, 256, 768: torch's
-    linear map copies the bias into the output before it multiplies. On Zen 3, in float32, where the
-    rule takes it, it takes 0.99 to 1.15 times as long forward and backward, 0.85 to 1.01 times forward alone, and whole
-    training steps are level. Not measured on other makers' processors.
+    linear map copies the bias into the output before it multiplies. On Zen 3, in float32, it
+    takes 0.99 to 1.15 times as long forward and backward, where the rule below holds, and 0.85 to 1.01 times forward
+    alone; whole training steps are level. Not measured on other makers' processors.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.ndim != 3:
         return False
