@@ -20,7 +20,7 @@ install: .venv/dev
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile
 
 check: install
 	$(BIN)/ruff check .
