@@ -325,6 +325,49 @@ def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
     assert "paper holds another results.json" in vitreous("evaluate", "run", "--out", tmp_path / "paper")[2]
 
 
+def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, tmp_path):
+    tiny_bundle().save(tmp_path / "model")
+    code, out, err = vitreous("calibrate", tmp_path / "model", "photos/train", "--out", tmp_path / "new")
+    before, after = Bundle.load(tmp_path / "model"), Bundle.load(tmp_path / "new")
+    figures = evaluation.evaluate(after, work / "photos" / "train", device="cpu")
+    assert before.temperature == 1 and after.temperature > 2 and figures["ece"] < figures["ece_unscaled"]
+    assert (code, err) == (0, "") and out == (
+        f"given: 36 images; temperature {after.temperature:.3f} (before: 1.000), calibration error "
+        f"{figures['ece']:.2%} ({figures['ece_unscaled']:.2%})\n{tmp_path / 'new'}: config.json, model.safetensors\n"
+    )
+    assert equal(before.model.state_dict(), after.model.state_dict()) and before.class_names == after.class_names
+    image = "photos/test/bee/002.png"
+    plain, unsure = (next(prediction.predict(bundle, [image])) for bundle in (before, after))
+    assert plain.classes == unsure.classes and unsure.probabilities[0] < plain.probabilities[0]
+
+
+def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path):
+    code, out, _ = vitreous("calibrate", "run", "--split", "val", "--out", tmp_path / "new")
+    own = Bundle.load("run").temperature
+    assert (code, out.splitlines()[0]) == (0, f"val: 9 images, which tell no better temperature than {own:.3f}")
+    assert Bundle.load(tmp_path / "new").digest() == Bundle.load("run").digest()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (["run"], "the model stays as it is: name a folder for the calibrated copy with --out"),
+        (["run", "--split", "train", "--out", "new"], "run learnt from these images and is surer of them than of "),
+        (["run", "--out", "run"], "run holds a run, whose files stay as they are"),
+        (["run", "--out", "photos/train/new"], "photos/train/new lies within the data, of which"),
+        (["run", "photos", "--out", "paper"], "paper holds another config.json, which stays as it is"),
+    ],
+)
+def test_calibrate_leaves_what_is_there_as_it_is(vitreous, work, arguments, refusal, monkeypatch):
+    monkeypatch.setattr(evaluation, "judge", None)  # nothing is computed before
+    (work / "paper").mkdir(exist_ok=True)
+    (work / "paper" / "config.json").write_text("{}")
+    code, out, err = vitreous("calibrate", *arguments)
+    assert (code, out) == (2, "") and err.startswith("vitreous: ") and refusal in err and err.count("\n") == 1
+    assert (work / "paper" / "config.json").read_text() == "{}" and not (work / "new").exists()
+    shutil.rmtree(work / "paper")
+
+
 def test_embed_keeps_to_the_memory_and_the_workers_of_the_run(vitreous, work, tmp_path, monkeypatch):
     run = shutil.copytree(work / "run", tmp_path / "run")
     text = (run / "recipe.yaml").read_text().replace("memory_budget: 4.0", "memory_budget: 3.0")
@@ -1042,6 +1085,7 @@ def test_a_name_that_is_not_utf8_costs_no_answer(vitreous, tmp_path):
         ("train", "the next free runs/NAME"),
         ("evaluate", "the run's own"),
         ("evaluate", "the first of these that there is"),
+        ("calibrate", "the run's own"),
         ("embed", "the run's own"),
         ("look", "the run's own"),
         ("explain", "last"),

@@ -16,7 +16,16 @@ from vitreous import evaluation
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
-from vitreous.evaluation import evaluate, judge, judge_run, own_data, record_evaluation, write_answers, write_classes
+from vitreous.evaluation import (
+    calibrated,
+    evaluate,
+    judge,
+    judge_run,
+    own_data,
+    record_evaluation,
+    write_answers,
+    write_classes,
+)
 from vitreous.metrics import classification_metrics
 from vitreous.train.run import fit
 
@@ -82,6 +91,27 @@ def test_logits_and_labels_come_with_the_figures(bundle):
     assert found.logits.shape == (12, 3) and found.labels.tolist() == split.labels.tolist()
     assert classification_metrics(found.logits, found.labels) == found.figures
     np.testing.assert_array_equal(found.images.read(range(12), bundle.preprocess), split.images.array)
+
+
+@pytest.mark.parametrize("before", [1.0, 90.0])
+def test_a_calibrated_model_is_as_sure_as_it_is_right(bundle, before):
+    """From whatever temperature it had, the loss becomes the least that a temperature can make it."""
+    judged = judge_run(replace(bundle, temperature=before), tiny_set(), split="train", **EXACT)
+    found = calibrated(judged)
+
+    def loss(temperature):
+        return torch.nn.functional.cross_entropy(judged.logits.double() / temperature, judged.labels).item()
+
+    best = found.temperature
+    assert loss(best) < min(loss(0.99 * best), loss(1.01 * best), loss(before))
+    assert found.model is bundle.model and judged.bundle.temperature == before
+
+
+def test_few_images_leave_a_temperature_as_it_is(bundle):
+    """Not at 1, but at what it was; and groups count, not their images."""
+    judged = judge_run(replace(bundle, temperature=1.5), tiny_set(), split="train", **EXACT)
+    assert calibrated(judged).temperature > 2
+    assert calibrated(replace(judged, groups=np.arange(48) % 3)).temperature == 1.5
 
 
 def test_no_more_images_are_judged_at_once_than_memory_is_bounded_for(bundle, monkeypatch):

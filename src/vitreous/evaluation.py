@@ -24,6 +24,7 @@ from vitreous.metrics import (
     class_figures,
     classification_metrics,
     confusion,
+    fit_temperature,
     group_figures,
     reliability,
 )
@@ -127,6 +128,15 @@ def judge(
         there = {batches.images.describe(row) for row in range(len(batches))}
         rows = np.array([row for row in rows if split.images.describe(row) in there])
     return Judged(bundle, logits, batches.labels, batches.images, rows, seconds, name, groups)
+
+
+def calibrated(judged: Judged) -> Bundle:
+    """The bundle with a temperature fitted on what it was judged on, which are to be images it has not learnt from.
+
+    It is unchanged where these are too few to tell a better temperature from its own, or all answers are right.
+    """
+    factor = fit_temperature(judged.scaled, judged.labels, judged.groups)
+    return replace(judged.bundle, temperature=round(judged.bundle.temperature * factor, 6))
 
 
 def pooled_figures(parts: Sequence[Judged]) -> dict:

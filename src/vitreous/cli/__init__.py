@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import vitreous
-from vitreous.cli.answers import embed, evaluate, predict, serve
+from vitreous.cli.answers import calibrate, embed, evaluate, predict, serve
 from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
@@ -55,7 +55,7 @@ def _(
 
 
 # in the order of --help
-for command in (train, evaluate, predict, explain, look, walk, embed, export, serve, push, summary, compare):
+for command in (train, evaluate, calibrate, predict, explain, look, walk, embed, export, serve, push, summary, compare):
     app.command(no_args_is_help=True)(command)
 for command in (recipes, settings, doctor):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""What a trained model answers: `vitreous evaluate`, `predict`, `serve`, `embed`."""
+"""What a trained model answers: `vitreous evaluate`, `calibrate`, `predict`, `serve`, `embed`."""
 
 import sys
 from contextlib import suppress
@@ -68,6 +68,49 @@ def evaluate(
             environment=environment(where, precision_for(model, "auto", where), 1),
         )
         print(f"report: {report}")
+
+
+def calibrate(
+    run: RunArgument,
+    data: Data = None,
+    out: Annotated[Path | None, output("The folder to write \\[required].")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="test, val or train \\[default: the first of these that there is]."),
+    ] = None,
+    skip_broken: SkipBroken = False,
+    arch: Architecture = None,
+    revision: Revision = None,
+    device: Device = "auto",
+) -> None:
+    """Fit how sure a model is of its answers on images it has not learnt from, and write a copy. No answer changes."""
+    from dataclasses import replace
+
+    from vitreous.cli.asked import asked_model, check_outside_data
+    from vitreous.evaluation import calibrated, judge_run, own_data
+    from vitreous.files import check_folder, check_free
+    from vitreous.weights.bundle import CONFIG, WEIGHTS
+
+    if out is None:
+        raise ValueError("the model stays as it is: name a folder for the calibrated copy with --out")
+    check_folder(out)
+    check_free((out / CONFIG, out / WEIGHTS), out / CONFIG, '"preprocess": {')
+    model = asked_model(run, arch, revision)
+    check_outside_data(out, model, data)
+    if data is None and (split or own_data(model).judged) == "train":
+        raise ValueError(f"{run} learnt from these images and is surer of them than of others: name others as DATA")
+    before = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
+    after = replace(before, bundle=calibrated(before))
+    after.bundle.save(out)
+    count, old, new = len(before.labels), before.bundle.temperature, after.bundle.temperature
+    if old == new:
+        print(f"{before.name}: {count:,} images, which tell no better temperature than {old:.3f}")
+    else:
+        print(
+            f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error "
+            f"{after.figures['ece']:.2%} ({before.figures['ece']:.2%})"
+        )
+    print(f"{out}: {CONFIG}, {WEIGHTS}")
 
 
 def predict(

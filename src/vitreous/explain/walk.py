@@ -233,7 +233,7 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
                 f"(B, K) = (1, {config.num_classes})",
                 f"<b>s</b> = {logits},  p<sub>k</sub> = exp(s<sub>k</sub> / T) / Σ<sub>j</sub> exp(s<sub>j</sub> / T)",
             ),
-            f"<p>The temperature T is {bundle.temperature:.3g}; where it is not 1, validation images gave it.</p>",
+            f"<p>The temperature T is {bundle.temperature:.3g}; where it is not 1, held-out images gave it.</p>",
             code(ViT.forward),
             code(ViT.forward_features),
             _answers(lens[-1], names, 5),

@@ -252,10 +252,10 @@ def _temperature(answers: Judged, fitted_here: bool) -> str:
     """Describe the bundle's temperature. fitted_here: whether it was fitted on these images."""
     temperature = answers.bundle.temperature
     if temperature == 1:
-        return "The temperature is 1: none was fitted, or the validation images could not tell it from 1."
+        return "The temperature is 1: none was fitted, or the images held out for it could not tell it from 1."
     more = " Fitted on these very images: on others the error will be larger." if fitted_here else ""
     return (
-        f"Logits are divided by {temperature:.3f}, which was fitted on the validation images (Guo et al. 2017), is "
+        f"Logits are divided by {temperature:.3f}, which was fitted on held-out images (Guo et al. 2017), is "
         f"kept with the model and used by <code>vitreous predict</code>. No answer changes by it.{more}"
     )
 

@@ -37,7 +37,7 @@ class Bundle:
     preprocess: Preprocess
     class_names: tuple[str, ...]
     temperature: float = 1.0
-    """Divides the logits before the softmax; fitted on validation images after training."""
+    """Divides the logits before the softmax; fitted on held-out images after training."""
 
     def __post_init__(self) -> None:
         config, preprocess = self.model.config, self.preprocess
