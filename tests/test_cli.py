@@ -333,7 +333,8 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
     assert before.temperature == 1 and after.temperature > 2 and figures["ece"] < figures["ece_unscaled"]
     assert (code, err) == (0, "") and out == (
         f"given: 36 images; temperature {after.temperature:.3f} (before: 1.000), calibration error "
-        f"{figures['ece']:.2%} ({figures['ece_unscaled']:.2%})\n{tmp_path / 'new'}: config.json, model.safetensors\n"
+        f"on them {figures['ece']:.2%} ({figures['ece_unscaled']:.2%}), on others a little larger\n"
+        f"{tmp_path / 'new'}: config.json, model.safetensors\n"
     )
     assert equal(before.model.state_dict(), after.model.state_dict()) and before.class_names == after.class_names
     image = "photos/test/bee/002.png"
@@ -568,6 +569,9 @@ def test_what_a_terminal_would_obey_and_what_pillow_says_are_not_printed(vitreou
     assert code == 2 and out.startswith(f"{tmp_path}/a\\x1b[31m\\n.jpg: ") and out.count("\n") == 1
     assert f"{tmp_path}/b\\x1b.png: not a JPEG" in err and f"{tmp_path}/c.png: a pipe: name an image file\n" in err
     assert "\x1b" not in vitreous("predict", "run", "\x1b")[2] + out + err and not recwarn.list
+    write_images(tmp_path / "data", 3, classes=("a\x1b[2J", "b"))
+    code, out, _ = vitreous("embed", "run", tmp_path / "data", "--nearest", "photos/test/ant/000.png")
+    assert code == 0 and "a\\x1b[2J/" in out and "\x1b" not in out
 
 
 def test_a_large_image_is_answered_and_a_larger_one_told_its_limit(vitreous, tmp_path, monkeypatch, recwarn):

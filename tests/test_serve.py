@@ -283,12 +283,30 @@ def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     [
         ("", "the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine"),
         ("\udcff", "\\udcff is not the name of a host: use another --host"),
+        ("ü..de", "ü..de is not the name of a host: use another --host"),
         ("192.0.2.1", "cannot listen at 192.0.2.1, port 0: Cannot assign requested address; use another --host"),
     ],
 )
 def test_a_host_that_is_none_of_this_machine_is_told(tmp_path, vitreous, host, said):
     code, _, err = vitreous("serve", str(tmp_path), "--host", host, "--port", "0")
     assert (code, err) == (2, f"vitreous: {said}\n")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error")])
+def test_a_failure_of_the_server_is_told_as_one(bundle, monkeypatch, error):
+    """In the form that each client reads, and not as a broken image."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(serve.Service, "_answer" if isinstance(error, RuntimeError) else "_explain", fail)
+    monkeypatch.setattr(type(bundle.preprocess), "fit_image", fail)
+    client = TestClient(Service(bundle, name="m", device="cpu").app, raise_server_exceptions=False)
+    told = "the server failed: its log says why"
+    answer = client.post("/predict", content=encoded(1)[0])
+    assert (answer.status_code, answer.json()) == (500, {"error": told})
+    page = client.post("/", files=[("images", ("a.png", encoded(1)[0]))])
+    assert page.status_code == 500 and f"<p>{told}</p>" in page.text and "<form" in page.text
 
 
 def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch, caplog):

@@ -136,6 +136,8 @@ def calibrated(judged: Judged) -> Bundle:
     It is unchanged where these are too few to tell a better temperature from its own, or all answers are right.
     """
     factor = fit_temperature(judged.scaled, judged.labels, judged.groups)
+    if factor == 1:
+        return judged.bundle
     return replace(judged.bundle, temperature=round(judged.bundle.temperature * factor, 6))
 
 

@@ -154,9 +154,9 @@ def check_folder(path: Path) -> None:
     _check_writable(path)
 
 
-def check_free(files: Iterable[Path], sign: Path, mark: str) -> None:
+def check_free(files: Iterable[Path], sign: Path | None = None, mark: str = "") -> None:
     """Raises ValueError if one of `files` exists, unless the file `sign` contains `mark`: then they are ours."""
-    if sign.is_file() and mark in sign.read_text(errors="replace"):
+    if sign is not None and sign.is_file() and mark in sign.read_text(errors="replace"):
         return
     if taken := sorted(file for file in files if file.exists()):
         folder, name = taken[0].parent, taken[0].name

@@ -217,6 +217,8 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
             if isinstance(image, np.ndarray | Tensor):
                 return np.array(preprocess.fit_array(as_pixels(image[None])[0]), order="C")  # not a view of theirs
             return preprocess.fit_image(open_picture(io.BytesIO(image)) if isinstance(image, bytes) else image)
+        except MemoryError:  # not the image's fault
+            raise
         except Exception as error:  # an opened file is only decoded here
             raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
     if isinstance(image, StoredImage):

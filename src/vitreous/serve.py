@@ -89,7 +89,8 @@ class Service:
             Route("/predict", self._post_image, methods=["POST"]),
             Route("/model", self._get_model, methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._refuse, ClientDisconnect: _gone})
+        handlers = {HTTPException: self._refuse, ClientDisconnect: _gone, Exception: self._failed}
+        self.app = Starlette(routes=routes, exception_handlers=handlers)
         self.app.router.redirect_slashes = False
 
     async def _ask_page(self, request: Request) -> HTMLResponse:
@@ -190,15 +191,19 @@ class Service:
             return page
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        """What the client gets; the traceback is logged."""
+        return await self._refuse(request, HTTPException(500, "the server failed: its log says why"))
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; port 0: any free port. Raises ValueError if it cannot be opened."""
     if not host:
         raise ValueError("the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine")
-    if as_text(host) != host:
-        raise ValueError(f"{as_text(host)} is not the name of a host: use another --host")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (TypeError, UnicodeError) as error:  # of letters that a host's name cannot have
+        raise ValueError(f"{as_text(host)} is not the name of a host: use another --host") from error
     except OSError as error:
         why = error.strerror.partition(" (")[0]  # Python adds host and port
         option = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"

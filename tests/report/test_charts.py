@@ -52,6 +52,13 @@ def test_few_equal_tiny_and_huge_values_are_drawn(values):
     assert len(re.findall(r'class="dot', chart)) == len(points)  # so few that a line alone could not be seen
 
 
+@pytest.mark.parametrize("share", [0.0, 0.9, 1.0])
+def test_an_axis_of_shares_ends_at_none_and_at_all(share):
+    chart = line_chart("Top-1", [Line("a", "s0", [1], [share])], x_label="epoch", percent=True)
+    labels = [float(text) for text in re.findall(r'class="y"[^>]*>([-\d.]+)%<', chart)]
+    assert len(labels) > 2 and min(labels) >= 0 and max(labels) == 100
+
+
 def test_nothing_to_draw_is_nothing():
     empty = Line("a", "s0", [1], [float("nan")])
     assert line_chart("x", [empty], x_label="epoch") == ""

@@ -90,6 +90,20 @@ def test_a_run_of_before_is_read_with_what_it_has(runs, tmp_path):
     assert 'aria-label="Top-1 by epoch' in (tmp_path / "c.html").read_text()  # of the run that has kept its epochs
 
 
+@pytest.mark.parametrize("record", ["{}", "[]", '{"data": {"hash": {}}}'])
+def test_what_another_program_calls_an_evaluation_is_refused(tmp_path, record):
+    (tmp_path / "evaluation.json").write_text(record)
+    (tmp_path / "results.json").write_text('{"test": {}}')
+    with pytest.raises(ValueError, match=rf"^{tmp_path} has an evaluation\.json or results\.json that is not of an ev"):
+        read_run(tmp_path)
+
+
+def test_the_current_folder_has_its_name_in_the_heading(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(runs / "a")
+    compare_page(tmp_path / "c.html", [read_run("."), read_run("../b")])
+    assert "<h1>a · b</h1>" in (tmp_path / "c.html").read_text()
+
+
 @pytest.mark.parametrize("name", ["results.json", "recipe.yaml", "data.json"])
 def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
     for file in ("results.json", "recipe.yaml", "data.json"):
@@ -128,6 +142,9 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     elsewhere = {(f"moved/{n}", "", 1): answer for n, answer in enumerate(moved.answered["test"].values())}
     moved.__dict__["answered"] = {"test": elsewhere}
     assert against(read_run(tmp_path / "cv"), moved, "test") == "images of other names"
+    told = json.loads((tmp_path / "cv-1" / "fold-1" / "data.json").read_text())
+    (tmp_path / "cv-1" / "fold-1" / "data.json").write_text(json.dumps(told | {"source": "/elsewhere/stripes"}))
+    assert judged_apart([read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1")]) == ""
     torn = read_run(tmp_path / "cv-1")
     torn = replace(torn, recipe=torn.recipe | {"data.group": "patient"})
     assert against(read_run(tmp_path / "cv"), torn, "test") == "folds cut by other groups"
@@ -135,6 +152,9 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     assert len(heads) == 1 and dict(by_recipe)["runs"] == ["2"]
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
     assert spread in (tmp_path / "c.html").read_text()
+    (tmp_path / "cv" / "results.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"cv has a results\.json that is not of a cross-validation: leave it out"):
+        read_run(tmp_path / "cv")
     (tmp_path / "cv" / "results.json").unlink()
     with pytest.raises(ValueError, match=r"cv is not a finished run, it has no results\.json: train it to the end"):
         read_run(tmp_path / "cv")

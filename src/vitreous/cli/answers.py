@@ -94,7 +94,7 @@ def calibrate(
     if out is None:
         raise ValueError("the model stays as it is: name a folder for the calibrated copy with --out")
     check_folder(out)
-    check_free((out / CONFIG, out / WEIGHTS), out / CONFIG, '"preprocess": {')
+    check_free((out / CONFIG, out / WEIGHTS))
     model = asked_model(run, arch, revision)
     check_outside_data(out, model, data)
     if data is None and (split or own_data(model).judged) == "train":
@@ -107,8 +107,8 @@ def calibrate(
         print(f"{before.name}: {count:,} images, which tell no better temperature than {old:.3f}")
     else:
         print(
-            f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error "
-            f"{after.figures['ece']:.2%} ({before.figures['ece']:.2%})"
+            f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error on them "
+            f"{after.figures['ece']:.2%} ({before.figures['ece']:.2%}), on others a little larger"
         )
     print(f"{out}: {CONFIG}, {WEIGHTS}")
 
@@ -209,6 +209,7 @@ def embed(
     )
     from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
+    from vitreous.messages import plain
     from vitreous.prediction import own_precision
 
     if out is not None:
@@ -244,4 +245,4 @@ def embed(
         print(f"written to {out}")
     if query is not None:
         for row, similarity in find_nearest(query, own, k):
-            print(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}")
+            print(plain(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}"))

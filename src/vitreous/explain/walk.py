@@ -74,7 +74,7 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))
-    title = f"{name} through {Path(run).name if not isinstance(run, Bundle) else 'the model'}"
+    title = f"{name} through {Path(run).resolve().name if not isinstance(run, Bundle) else 'the model'}"
     write_page(out, document(title=title, sheet=SHEET, body="\n".join(body)))
     return out
 
@@ -240,7 +240,8 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
             "<h2>The answer, depth by depth</h2>",
             "<p>The tokens after each block, read as if they were the last (a logit lens; 0 is before the first "
             "block). The head never learned to read these, so early rows are a hint and no verdict.</p>",
-            f'<div class="scroll"><table><tr><th>after block</th>{header}</tr>{lines}</table></div>',
+            '<div class="scroll" tabindex="0" role="region" aria-label="Answers by depth">'
+            f"<table><tr><th>after block</th>{header}</tr>{lines}</table></div>",
             code(read_out),
         ]
     )

@@ -36,6 +36,8 @@ def line_chart(
         return ""
     x, y = np.concatenate([line.x for line in lines]), np.concatenate([line.y for line in lines])
     x_ticks, y_ticks = ticks(x.min(), x.max(), whole=x_label == "epoch"), ticks(y.min(), y.max())
+    if percent:
+        y_ticks = y_ticks[(y_ticks > -1e-9) & (y_ticks < 1 + 1e-9)]
     (left, right), (low, high) = (x.min(), x.max()), (y_ticks[0], y_ticks[-1])
     if left == right:
         left, right = left - 1, right + 1

@@ -229,7 +229,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {', '.join(sets)}."
     for caution in cautions(runs):
         lead += f" {caution}"
-    heading = " · ".join(Path(name).name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
+    heading = " · ".join(Path(name).resolve().name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
     write_page(file, lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 
 

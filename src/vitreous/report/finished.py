@@ -76,8 +76,11 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     if cross:
-        results = _pooled(results)
-        judged = f"all {results['test']['count']} of {data['source']}"  # however it was cut: no digest covers them all
+        try:
+            results = _pooled(results)
+            judged = f"all {results['test']['count']} of {data['name']}"  # however cut: no digest covers them all
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{run} has a results.json that is not of a cross-validation: leave it out") from error
         data = {"name": data["name"], "hash": {"test": judged}}
     return Finished(
         name=os.fspath(run).rstrip("/"),
@@ -92,16 +95,21 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
 def _evaluation(folder: Path, name: str) -> Finished:
     """What `vitreous evaluate --out` has left in a folder."""
     record, results = read_json(folder / "evaluation.json"), read_json(folder / "results.json")
-    (judged,), (digest,) = results.values(), record["data"]["hash"].values()
-    return Finished(
-        name=name,
-        results={"test": judged, "params": record["params"]},
-        recipe=flat(record["recipe"]),
-        data={"name": record["data"]["name"], "hash": {"test": digest}},
-        history=[],
-        answers=folder / "answers.csv",
-        caution=record["caution"],
-    )
+    try:
+        (judged,), (digest,) = results.values(), record["data"]["hash"].values()
+        return Finished(
+            name=name,
+            results={"test": judged, "params": record["params"]},
+            recipe=flat(record["recipe"]),
+            data={"name": record["data"]["name"], "hash": {"test": digest}},
+            history=[],
+            answers=folder / "answers.csv",
+            caution=record["caution"],
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{name} has an evaluation.json or results.json that is not of an evaluation: leave it out"
+        ) from error
 
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:

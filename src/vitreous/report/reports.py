@@ -161,7 +161,7 @@ def evaluation_report(
         Section("speed", "Speed and memory", _speed({}, {judged.name: judged}, None, environment)),
         Section("made", "How it was made", _command(environment) + _environment(environment)),
     ]
-    heading = f"{Path(model).name} on {Path(source).name}"
+    heading = f"{Path(model).resolve().name} on {Path(source).resolve().name}"
     lead = f"{model}, judged on the {count:,} {SPLIT_LABELS[judged.name]} images of {source}."
     write_page(file, lay_out(kind="Evaluation report", heading=heading, lead=lead, sections=sections))
 
