@@ -41,7 +41,8 @@ TUNING = (  # of recipe finetune: digits are no photographs, and a small model t
 
 def write_split(split: Split, names: tuple[str, ...], folder: Path) -> None:
     """folder/<class>/<row>.png; images of the set's own size."""
-    for row, (label, pixels) in enumerate(zip(split.labels, split.images.one_by_one(), strict=True)):  # (C, H, W)
+    for row in range(len(split)):
+        pixels, label = split[row]  # (C, H, W)
         file = folder / names[label] / f"{row:05}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(file)
@@ -84,9 +85,11 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=10, help="training images of each class")
     parser.add_argument("--scratch", default="digits", metavar="RECIPE")
     parser.add_argument("--epochs", type=int, default=300, help="passes from scratch")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="at least two")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_intermixed_args()
+    if len(options.seeds) < 2:
+        parser.error("--seeds names fewer than two: there is no deviation over them")
     tuning, per_class, epochs, seeds = options.tuning or list(TUNING), options.per_class, options.epochs, options.seeds
     if options.quick:
         tuning, per_class, epochs, seeds = [*tuning, "epochs=1"], 4, 1, [0, 1]
@@ -115,7 +118,8 @@ def main() -> None:
         about = {"checkpoint": options.checkpoint, "data": options.data, "per_class": per_class, "epochs": epochs}
         about |= {"tuning": tuning, "seeds": seeds, "train_images": len(small.train), "test_images": len(small.test)}
         content = about | {"machine": machine(pick_device()), "rows": rows}
-        save(RESULTS / "own-checkpoint.json", content)
+        digits = (options.checkpoint, options.data) == ("mnist", "digits")
+        save(RESULTS / f"own-checkpoint{'' if digits else f'-{name}'}.json", content)
 
 
 if __name__ == "__main__":

@@ -343,24 +343,28 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
 
 
 def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path):
+    """A copy is written all the same, which knows the run's data and precision."""
     code, out, _ = vitreous("calibrate", "run", "--split", "val", "--out", tmp_path / "new")
     own = Bundle.load("run").temperature
     assert (code, out.splitlines()[0]) == (0, f"val: 9 images, which tell no better temperature than {own:.3f}")
     assert Bundle.load(tmp_path / "new").digest() == Bundle.load("run").digest()
+    assert vitreous("evaluate", tmp_path / "new")[:2] == vitreous("evaluate", "run")[:2]
+    assert "36 of these 36" in vitreous("evaluate", tmp_path / "new", "photos/train")[2]
+    assert prediction.own_precision(tmp_path / "new") == "float32"
 
 
 @pytest.mark.parametrize(
     ("arguments", "refusal"),
     [
         (["run"], "the model stays as it is: name a folder for the calibrated copy with --out"),
-        (["run", "--split", "train", "--out", "new"], "run learnt from these images and is surer of them than of "),
+        (["run", "--split", "train", "--out", "new"], "the model learnt from these images, and is surer of them than"),
+        (["run", "photos", "--split", "train", "--out", "new"], "the model learnt from these images, and is surer of"),
         (["run", "--out", "run"], "run holds a run, whose files stay as they are"),
         (["run", "--out", "photos/train/new"], "photos/train/new lies within the data, of which"),
         (["run", "photos", "--out", "paper"], "paper holds another config.json, which stays as it is"),
     ],
 )
 def test_calibrate_leaves_what_is_there_as_it_is(vitreous, work, arguments, refusal, monkeypatch):
-    monkeypatch.setattr(evaluation, "judge", None)  # nothing is computed before
     (work / "paper").mkdir(exist_ok=True)
     (work / "paper" / "config.json").write_text("{}")
     code, out, err = vitreous("calibrate", *arguments)
@@ -415,7 +419,7 @@ def test_a_tilde_behind_an_equals_sign_is_the_home_folder(vitreous, work, tmp_pa
     assert vitreous("recipes", "~/mine.yaml")[1] == RECIPE
     hints = [get_type_hints(command.callback, include_extras=True) for command in app.registered_commands]
     places = [hint for command in hints for hint in command.values() if "pathlib" in str(hint)]
-    assert len(places) == 10
+    assert len(places) == 11
     assert all(hint.__metadata__[0].parser("~/new") == tmp_path / "new" for hint in places)
 
 
@@ -687,7 +691,7 @@ def test_a_run_that_a_broken_test_image_stopped_is_judged_once_that_is_away(vitr
 
 def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
     code, _, err = vitreous("train", "photos/train", "--resume", "--out", stopped)
-    said = f"vitreous: the data is not what {stopped} was trained on: resume with the same images\n"
+    said = f"vitreous: the data is not what {stopped} was trained on: resume with the same images and Pillow\n"
     assert (code, err) == (2, said)
 
 

@@ -273,7 +273,8 @@ def test_who_judges_a_run_on_what_it_learnt_from_is_warned(tmp_path, caplog):
     evaluate(run.folder, **EXACT)
     assert not caplog.messages
     evaluate(run.folder, folder, **EXACT)
-    assert caplog.messages == [f"{folder} is what the model learnt from: its figures will be too good"]
+    evaluate(run.folder, folder, split="train", **EXACT)
+    assert caplog.messages == 2 * [f"{folder} is what the model learnt from: its figures will be too good"]
 
 
 def test_images_that_a_run_learnt_from_are_known_under_other_names(tmp_path, caplog):

@@ -42,6 +42,7 @@ ON_OWN = {  # how far figures on images that a run has used can be trusted
     "val": "the run had these validation images, which may have helped to choose the model: figures may be too good",
 }
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: what `learnt_hashes` reads, if its images were decoded
+RECORD = ("recipe.yaml", "data.json", TRAIN_HASHES)  # of a run: what it was trained on, and how
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,8 @@ class Judged:
     """(N,), what `data.group` finds for each image; None if it finds nothing."""
     caution: str = ""
     """Why the figures are worth less than they seem, if known."""
+    learnt: bool = False
+    """Whether these are known to be the images that the model learnt from."""
     data: str = ""
     """The name of the set, if known."""
     own_labels: np.ndarray | None = None
@@ -131,10 +134,13 @@ def judge(
 
 
 def calibrated(judged: Judged) -> Bundle:
-    """The bundle with a temperature fitted on what it was judged on, which are to be images it has not learnt from.
+    """The bundle with a temperature fitted on what it was judged on.
 
-    It is unchanged where these are too few to tell a better temperature from its own, or all answers are right.
+    It is unchanged where that is too little to tell a better temperature from its own, or all answers are right. Raises
+    ValueError for images that it learnt from.
     """
+    if judged.learnt:
+        raise ValueError("the model learnt from these images, and is surer of them than of others: name others as DATA")
     factor = fit_temperature(judged.scaled, judged.labels, judged.groups)
     if factor == 1:
         return judged.bundle
@@ -232,22 +238,22 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
-    caution = ""
-    if whole and image_set.source == options.source:
+    caution, learnt = "", split == "train" and (data is None or image_set.source == options.source)
+    if learnt and data is not None:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
     elif data is not None and folder is not None:
         caution = copies_among(judged.images, learnt_hashes(run), f"these {len(judged.images)}", "the model")
     elif data is None and _others(judged, folder):
         caution = (
-            f"these are not the {split} images of the run, or in another order: were files changed or renamed? Some "
-            "may be among those that it learnt from"
+            f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
+            "decoded by another Pillow? Some may be among those that it learnt from"
         )
     if caution:
         log.warning("%s", caution)
     elif data is None:  # who asks for these knows it; who reads the report may not
         caution = ON_OWN.get(split, "")
     own_labels = image_set.split(split).labels[judged.rows]
-    return replace(judged, caution=caution, data=image_set.name, own_labels=own_labels)
+    return replace(judged, caution=caution, learnt=learnt, data=image_set.name, own_labels=own_labels)
 
 
 def record_evaluation(judged: Judged) -> dict:

@@ -201,9 +201,11 @@ def listen(host: str, port: int) -> socket.socket:
     if not host:
         raise ValueError("the host is empty: use 127.0.0.1, or 0.0.0.0 for all who reach this machine")
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (TypeError, UnicodeError) as error:  # of letters that a host's name cannot have
+        host.encode("ascii" if host.isascii() else "idna")  # as the socket will, which would be left open
+    except UnicodeError as error:
         raise ValueError(f"{as_text(host)} is not the name of a host: use another --host") from error
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         why = error.strerror.partition(" (")[0]  # Python adds host and port
         option = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"

@@ -8,17 +8,24 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import Architecture, Data, Device, Images, Revision, RunArgument, SkipBroken, output
+from vitreous.cli.options import (
+    Architecture,
+    Data,
+    Device,
+    Images,
+    JudgedSplit,
+    Revision,
+    RunArgument,
+    SkipBroken,
+    output,
+)
 from vitreous.cli.output import report_broken, results_table
 
 
 def evaluate(
     run: RunArgument,
     data: Data = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="test, val or train \\[default: the first of these that there is]."),
-    ] = None,
+    split: JudgedSplit = None,
     out: Annotated[
         Path | None,
         output("Write results.json, answers.csv, classes.csv and report.html into this folder, for `compare`, too."),
@@ -74,34 +81,34 @@ def calibrate(
     run: RunArgument,
     data: Data = None,
     out: Annotated[Path | None, output("The folder to write \\[required].")] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="test, val or train \\[default: the first of these that there is]."),
-    ] = None,
+    split: JudgedSplit = None,
     skip_broken: SkipBroken = False,
     arch: Architecture = None,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
     """Fit how sure a model is of its answers on images it has not learnt from, and write a copy. No answer changes."""
+    import shutil
     from dataclasses import replace
 
     from vitreous.cli.asked import asked_model, check_outside_data
-    from vitreous.evaluation import calibrated, judge_run, own_data
+    from vitreous.evaluation import RECORD, calibrated, judge_run, record_of
     from vitreous.files import check_folder, check_free
     from vitreous.weights.bundle import CONFIG, WEIGHTS
 
     if out is None:
         raise ValueError("the model stays as it is: name a folder for the calibrated copy with --out")
     check_folder(out)
-    check_free((out / CONFIG, out / WEIGHTS))
+    check_free(out / name for name in (CONFIG, WEIGHTS, *RECORD))
     model = asked_model(run, arch, revision)
     check_outside_data(out, model, data)
-    if data is None and (split or own_data(model).judged) == "train":
-        raise ValueError(f"{run} learnt from these images and is surer of them than of others: name others as DATA")
     before = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     after = replace(before, bundle=calibrated(before))
     after.bundle.save(out)
+    folder, _ = record_of(model)
+    for name in RECORD:  # so that the copy knows its data and precision, too
+        if folder is not None and (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
     count, old, new = len(before.labels), before.bundle.temperature, after.bundle.temperature
     if old == new:
         print(f"{before.name}: {count:,} images, which tell no better temperature than {old:.3f}")
@@ -110,7 +117,7 @@ def calibrate(
             f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error on them "
             f"{after.figures['ece']:.2%} ({before.figures['ece']:.2%}), on others a little larger"
         )
-    print(f"{out}: {CONFIG}, {WEIGHTS}")
+    print(f"{out}: {', '.join(sorted(file.name for file in out.iterdir()))}")
 
 
 def predict(

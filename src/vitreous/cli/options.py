@@ -27,6 +27,9 @@ Architecture = Annotated[
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
 OWN_DATA = "A name, folder or table, as `vitreous train` takes \\[default: the run's own]."
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help=OWN_DATA)]
+JudgedSplit = Annotated[
+    str | None, typer.Option(help="test, val or train \\[default: the first of these that there is].")
+]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out files that cannot be read.")]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run, a shipped name, a weight file or folder, or hf:owner/name.")

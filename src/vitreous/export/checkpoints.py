@@ -69,9 +69,10 @@ def write_timm(bundle: Bundle, folder: Path) -> Answer:
         "mean": preprocess.mean,
         "std": preprocess.std,
         "num_classes": config.num_classes,
-        "first_conv": "patch_embed.proj",
         "classifier": "head",
     }
+    if config.channels == 3:  # else older versions of timm would draw its weights anew
+        said["first_conv"] = "patch_embed.proj"
     content = {
         "architecture": TIMM_BASE,
         "num_classes": config.num_classes,

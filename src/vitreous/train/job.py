@@ -286,7 +286,8 @@ class Job:
         before, now = content["data"], self.summary["hash"]  # either may lack what is not decoded
         changed = any(before[name] != now[name] for name in before.keys() & now)
         if changed or content["labels"] != self._labels() or differs(self.data, record, test=False):
-            raise ValueError(f"the data is not what {self.folder} was trained on: resume with the same images")
+            way_out = "resume with the same images and Pillow"
+            raise ValueError(f"the data is not what {self.folder} was trained on: {way_out}")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
         if content["start"] != (self.start.facts["sha256"] if self.start else ""):
             raise ValueError(f"start.weights {weights} is not what {self.folder} started from: put that back")

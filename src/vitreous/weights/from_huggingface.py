@@ -89,8 +89,8 @@ def left_out(name: str) -> str | None:
 def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, classes: int) -> Description:
     """From the config.json and preprocessor_config.json next to the weights. classes: of the head, 0 without one.
 
-    Keys missing from older files take the defaults of transformers' `ViTConfig` and `Dinov2Config`. Raises ValueError
-    for anything our model does not support.
+    Keys that older files lack (hidden_act, num_channels, qkv_bias and those of DINOv2 alone) take transformers'
+    defaults. Raises ValueError for anything our model does not support.
     """
     kind = config["model_type"]
     if kind not in ("vit", "dinov2", "dinov2_with_registers"):
