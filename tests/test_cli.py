@@ -342,14 +342,15 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
     assert plain.classes == unsure.classes and unsure.probabilities[0] < plain.probabilities[0]
 
 
-def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path):
+def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path, caplog):
     """A copy is written all the same, which knows the run's data and precision."""
     code, out, _ = vitreous("calibrate", "run", "--split", "val", "--out", tmp_path / "new")
     own = Bundle.load("run").temperature
     assert (code, out.splitlines()[0]) == (0, f"val: 9 images, which tell no better temperature than {own:.3f}")
     assert Bundle.load(tmp_path / "new").digest() == Bundle.load("run").digest()
     assert vitreous("evaluate", tmp_path / "new")[:2] == vitreous("evaluate", "run")[:2]
-    assert "36 of these 36" in vitreous("evaluate", tmp_path / "new", "photos/train")[2]
+    assert vitreous("evaluate", tmp_path / "new", "photos/train")[0] == 0
+    assert "27 of these 36 images are among those that the model learnt from" in caplog.text
     assert prediction.own_precision(tmp_path / "new") == "float32"
 
 
