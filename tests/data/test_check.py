@@ -6,7 +6,7 @@ from image_samples import pixels, preprocess_of, to_image, write_folder
 from PIL import Image
 
 from vitreous.data import loaders
-from vitreous.data.check import check, leaks, summary
+from vitreous.data.check import check, differs, leaks, summary
 from vitreous.data.images import ImageSet, Split, groups_of
 from vitreous.data.loaders import Batches, decode
 from vitreous.data.sources import load
@@ -21,6 +21,14 @@ def balanced(images, **splits):
 def test_a_clean_set_has_no_findings():
     made = balanced(pixels(40), test=(pixels(4, seed=1), [0, 1, 0, 1]))
     assert check(made, made.train) == leaks("test", made.test.images, made.train.images) == []
+
+
+def test_test_images_that_come_or_go_change_no_training():
+    with_test, without = balanced(pixels(40), test=(pixels(4, seed=1), [0, 1, 0, 1])), balanced(pixels(40))
+    for before, now in ((with_test, without), (without, with_test)):
+        record = summary(before, before.train)
+        assert differs(now, record) and not differs(now, record, test=False)
+    assert differs(balanced(pixels(38)), summary(without, without.train), test=False)
 
 
 def test_copies_and_conflicting_labels_are_counted():

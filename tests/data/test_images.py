@@ -231,6 +231,10 @@ def test_dataset_classes_are_matched_by_name():
     train = Pairs(pixels(3), [0, 1, 2], classes=["ant", "bee", "cat"])
     made = ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, 1], classes=["bee", "cat"]))
     assert made.test.labels.tolist() == [1, 2]
+    renamed = ImageSet.from_dataset(
+        train, test=Pairs(pixels(2), [0, 1], classes=["bee", "cat"]), class_names=list("xyz")
+    )
+    assert renamed.class_names == ("x", "y", "z") and renamed.test.labels.tolist() == [1, 2]
     with pytest.raises(ValueError, match="val has class 'dog' that train lacks; train has ant, bee, cat"):
         ImageSet.from_dataset(train, val=Pairs(pixels(1), [0], classes=["dog"]))
 

@@ -147,6 +147,22 @@ def test_a_file_that_is_not_there_is_told_or_left_out(photos):
     assert decode(load(table).train, preprocess_of(), skip_broken=True).labels.tolist() == [0, 1, 0, 1]
 
 
+def test_images_of_another_split_are_not_opened(photos):
+    """Those to test on are read once, after training, and those left out never."""
+    rows = [f"{file},{'ab'[i % 2]},train" for i, file in enumerate(FILES)]
+    made = load(write_table(photos, "file,label,split", *rows, "gone.png,a,test"))
+    assert decode(made.train, preprocess_of()).labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(BrokenImage, match=r"photos/gone\.png: No such file"):
+        decode(made.test, preprocess_of())
+
+
+def test_some_files_may_be_called_by_path_and_others_by_name(photos):
+    (photos / "all" / "000.png").rename(photos / "top.png")
+    made = load(write_table(photos, "file,label", "top.png,a", "001.png,b", "002,a", "gone.png,b"))
+    found = [os.path.relpath(made.train.images.describe(row), photos) for row in range(4)]
+    assert sorted(found) == ["all/001.png", "all/002.png", "gone.png", "top.png"]
+
+
 def test_a_table_that_is_called_tsv_is_cut_at_tabs(photos):
     rows = [f"{file}\t{'ab'[i % 2]}" for i, file in enumerate(FILES)]
     table = write_table(photos, "file\tlabel (a, or b, or both)", *rows).rename(photos / "photos.tsv")

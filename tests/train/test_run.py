@@ -1053,6 +1053,15 @@ def test_an_interrupted_run_says_where_and_how_to_go_on(tmp_path, given, device)
     )
     assert f"stopped in epoch 2, after 2 of its 4 steps; go on with: {again}\n" in text.getvalue()
     assert f"or evaluate it as it is: {judged}\n" in text.getvalue()
+    early = io.StringIO()
+    fit(
+        tiny_recipe(data=data),
+        out=tmp_path / "e",
+        pictures=False,
+        console=Console(file=early),
+        on_step=interrupt_after(1),
+    )
+    assert "go on with: " in early.getvalue() and "evaluate it" not in early.getvalue()  # nothing is to be evaluated
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -119,7 +119,7 @@ def differs(image_set: ImageSet, record: dict, *, test: bool = True) -> bool:
     listed = _per_class(image_set.splits, len(image_set.class_names))  # reads no image
     recorded = record.get("listed", record["per_class"])
     if not test:
-        listed, recorded = ({k: v if k != "test" else None for k, v in part.items()} for part in (listed, recorded))
+        listed, recorded = ({k: v for k, v in part.items() if k != "test"} for part in (listed, recorded))
     return list(image_set.class_names) != record["classes"] or listed != recorded
 
 

@@ -162,16 +162,18 @@ class ImageSet:
         `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
         """
         split = Split(DatasetImages(train), _dataset_labels("train", train))
-        class_names = class_names if class_names is not None else getattr(train, "classes", None)
+        own = getattr(train, "classes", None)
+        class_names = own if class_names is None else class_names
         class_names = as_class_names(_numbered(split.labels) if class_names is None else class_names)
+        own = class_names if own is None else as_class_names(own)
         others = {"val": val, "test": test}
         for key, dataset in others.items():
             if dataset is not None:
                 labels = _dataset_labels(key, dataset)
-                if (names := getattr(dataset, "classes", None)) and (names := as_class_names(names)) != class_names:
+                if (names := getattr(dataset, "classes", None)) and (names := as_class_names(names)) != own:
                     if not 0 <= labels.min() <= labels.max() < len(names):
                         raise ValueError(f"{key} labels {labels.min()}..{labels.max()} exceed 0..{len(names) - 1}")
-                    labels = match_labels([names[label] for label in labels], class_names, key)
+                    labels = match_labels([names[label] for label in labels], own, key)
                 others[key] = Split(DatasetImages(dataset), labels)
         return cls(name, name, class_names, split, **others)
 

@@ -7,8 +7,6 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
-
 from vitreous.data.folders import files_below
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import FileImages, as_text
@@ -58,10 +56,12 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
         )  # fmt: skip
     numbers = all(name.isdecimal() for name in names)
     class_names = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
-    images, made = FileImages(files, columns, path.parent), {}
+    made = {}
     for part, rows in rows_of.items():
+        own = {key: [cells[row] for row in rows] for key, cells in columns.items()}
+        images = FileImages([files[row] for row in rows], own, path.parent)  # for itself, so that no other is decoded
         labels = match_labels([words[row] for row in rows], class_names, f"{source}: {part}")
-        made[part] = Split(images.take(np.array(rows)), labels)
+        made[part] = Split(images, labels)
     return ImageSet(name, source, class_names, **made)
 
 
@@ -105,20 +105,21 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
     root, called = path.parent, {}
     if "" in values:
         raise ValueError(f"{path}: {values.count('')} rows have no '{image}': add it, or leave the rows out")
-    if not any(os.path.isfile(root / value) for value in values):  # noqa: PTH113 - no error for a name too long
+    names = {value for value in values if not os.path.isfile(root / value)}  # noqa: PTH113 - no error if too long
+    if names:
         for file in files_below(root):
             inside = Path(file).relative_to(root)
             for key in {str(inside.with_suffix("")), inside.name, inside.stem}:
                 called.setdefault(key, []).append(file)
-        if not any(value in called for value in values):
+        if names.issuperset(values) and names.isdisjoint(called):
             raise ValueError(
                 f"{path}: no '{image}' is found, such as {values[0]}: a path holds from {root}, a name for any image "
                 "below it"
             )
     for value in values:
-        if len(several := called.get(value, [])) > 1:
+        if value in names and len(several := called.get(value, [])) > 1:
             raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")
-    return [called.get(value, [str(root / value)])[0] for value in values]
+    return [called[value][0] if value in names and value in called else str(root / value) for value in values]
 
 
 def _check_listed_once(rows_of: dict[str, list[int]], files: list[str], words: list[str], path: Path) -> None:

@@ -188,7 +188,8 @@ def fit(
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
                 again, judged = (resumption(folder, recipe, device, how, job.given) for how in ("resume", "finish"))
                 say(console, f"stopped in {where}; go on with: {again}")
-                say(console, f"or evaluate it as it is: {judged}")
+                if job.state.epoch:  # else there is nothing to evaluate
+                    say(console, f"or evaluate it as it is: {judged}")
                 return Run(folder)
             try:
                 results = engine.from_main(partial(outcome.finish, job))
