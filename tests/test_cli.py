@@ -691,7 +691,7 @@ def test_a_run_that_a_broken_test_image_stopped_is_judged_once_that_is_away(vitr
 
 
 def test_a_run_does_not_go_on_with_other_images(vitreous, work, stopped):
-    code, _, err = vitreous("train", "photos/train", "--resume", "--out", stopped)
+    code, _, err = vitreous("train", "photos/test", "--resume", "--out", stopped)
     said = f"vitreous: the data is not what {stopped} was trained on: resume with the same images and Pillow\n"
     assert (code, err) == (2, said)
 

@@ -151,7 +151,7 @@ def test_images_of_another_split_are_not_opened(photos):
     """Those to test on are read once, after training, and those left out never."""
     rows = [f"{file},{'ab'[i % 2]},train" for i, file in enumerate(FILES)]
     made = load(write_table(photos, "file,label,split", *rows, "gone.png,a,test"))
-    assert decode(made.train, preprocess_of()).labels.tolist() == [0, 1, 0, 1]
+    assert len(made.train.images.whole()) == 4 and len(made.test.images.whole()) == 1  # which `decode` reads all of
     with pytest.raises(BrokenImage, match=r"photos/gone\.png: No such file"):
         decode(made.test, preprocess_of())
 
