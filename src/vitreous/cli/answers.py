@@ -92,9 +92,9 @@ def calibrate(
     from dataclasses import replace
 
     from vitreous.cli.asked import asked_model, check_outside_data
-    from vitreous.evaluation import RECORD, calibrated, judge_run, record_of
+    from vitreous.evaluation import RECORD, calibrated, judge_run
     from vitreous.files import check_folder, check_free
-    from vitreous.weights.bundle import CONFIG, WEIGHTS
+    from vitreous.weights.bundle import CONFIG, WEIGHTS, find_record
 
     if out is None:
         raise ValueError("the model stays as it is: name a folder for the calibrated copy with --out")
@@ -105,7 +105,7 @@ def calibrate(
     before = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
     after = replace(before, bundle=calibrated(before))
     after.bundle.save(out)
-    folder, _ = record_of(model)
+    folder = find_record(model)
     for name in RECORD:  # so that the copy knows its data and precision, too
         if folder is not None and (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
