@@ -77,13 +77,15 @@ def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
 
 
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
-    """A panel for each set, a line for each recipe and processor or GPU, a dashed one with hollow marks for other
-    settings than the recipe's; `lines` stand in the file, too, by which a test knows it."""
+    """A panel for each set, a line for each recipe and processor or GPU, in its colour of both panels, a dashed one with
+    hollow marks for other settings than the recipe's; `lines` stand in the file, too, by which a test knows it."""
     figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     ticks = 3, 5, 7, 15, 30, 60, 120
+    kinds = dict.fromkeys(name.removeprefix(data) for data, by_name in lines.items() for name in by_name)
+    colors = dict(zip(kinds, COLORS, strict=True))
     for axes, (data, by_name) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
-        assert len(by_name) <= len(COLORS), f"{data} has more lines than there are colours"
-        for (name, line), color in zip(by_name.items(), COLORS, strict=False):
+        for name, line in by_name.items():
+            color = colors[name.removeprefix(data)]
             axes.plot([], [], color, marker="o", label=name)  # for the legend
             for style, fill in ("o-", color), ("o--", "white"):
                 some = [point[:2] for point in line if (point[2] > 0) == (fill == "white")]

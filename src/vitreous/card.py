@@ -139,7 +139,7 @@ A Vision Transformer that tells the {len(class_names)} classes of {data["name"]}
 
 ## Use it
 
-{"With Vitreous installed:" if repo else "In a checkout of Vitreous, offline:"}
+{"With Vitreous installed:" if repo else "In a checkout of Vitreous (`predict` needs no network):"}
 
 ```sh
 {fetch}vitreous predict {name} photo.jpg
