@@ -8,7 +8,8 @@
 Every part is started again by the same command: what is finished is not done again. Runs and notes lie in --work, the
 results, all of them small files, in --out. On another machine the work goes on from what OUT holds: its notes put into
 WORK, and an unfinished run's NAME-unfinished put there as WORK/NAME. `--toy` proves a part on a CPU, in seconds, on the
-digits.
+digits. OUT's throughput.json and time-to-94.json are what tables.py reads as benchmarks/results/throughput-cuda.json
+and time-to-94.json.
 """
 
 import argparse
@@ -138,12 +139,13 @@ def throughput(options: argparse.Namespace) -> None:
     file = options.work / "throughput.json"
     here = hardware(options)
     results: dict[str, Any] = read_json(file) if file.exists() else {"machine": here, "models": []}
+    peak = results["peak_tflops"] = options.peak or results.get("peak_tflops")
     if results["machine"]["device"] != here["device"]:
         raise ValueError(f"{file} has figures of {results['machine']['device']}: give another --work")
 
     def keep() -> None:  # as far as it is: a part that fails loses nothing
         for row in results["models"]:
-            row["mfu"] = row["tflops"] / options.peak if options.peak else None
+            row["mfu"] = row["tflops"] / peak if peak else None
         write_json(file, results)
         shutil.copyfile(file, options.out / file.name)
 

@@ -77,7 +77,7 @@ def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
 
 
 def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
-    """A panel for each set, a line for each recipe and processor or GPU, in its colour of both panels, a dashed one with
+    """A panel for each set, a line for each recipe and processor or GPU, of one colour in all panels, a dashed one with
     hollow marks for other settings than the recipe's; `lines` stand in the file, too, by which a test knows it."""
     figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     ticks = 3, 5, 7, 15, 30, 60, 120

@@ -3,34 +3,25 @@
 python benchmarks/recipes.py digits --seeds 5
 python benchmarks/recipes.py digits --seeds 5 precision=float32
 
-Each seed is a run folder under runs/benchmarks/; one that is finished is not trained again, one that was interrupted
-goes on.
+Each seed is a run folder under runs/benchmarks/, named after what multiplies there, too; one that is finished is not
+trained again, one that was interrupted goes on.
 """
 
 import argparse
 import statistics
 from pathlib import Path
 
-from measure import RESULTS, machine, save, trained
+from measure import RESULTS, machine, save, trained, units
 
 from vitreous.device import pick_device
 from vitreous.recipe import read_recipe
 
 
-def run_folder(recipe: str, overrides: list[str], seed: int) -> Path:
-    """The folder of a run of a shipped recipe, shared by all benchmarks so that it is trained only once."""
-    return Path("runs/benchmarks") / f"{experiment_name(recipe, overrides)}-{seed}"
-
-
-def experiment_name(recipe: str, overrides: list[str]) -> str:
-    return "-".join([recipe, *(override.replace("=", "-") for override in overrides)])
-
-
 def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dict]:
     """Train seeds 0, 1, ...; returns a name for the experiment and its figures."""
-    name = experiment_name(recipe, overrides)
+    name, here = "-".join([recipe, *(override.replace("=", "-") for override in overrides)]), units(pick_device())
     runs = [
-        trained(read_recipe(recipe, [*overrides, f"seed={seed}"]), None, run_folder(recipe, overrides, seed))
+        trained(read_recipe(recipe, [*overrides, f"seed={seed}"]), None, Path(f"runs/benchmarks/{name}-{here}-{seed}"))
         for seed in range(seeds)
     ]
     top1 = [run["test"]["top1"] for run in runs]

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from measure import RESULTS, pooled, trained
-from recipes import run_folder
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import hardware, run
@@ -82,8 +81,8 @@ class Ours:
         data = load(EXPERIMENTS[self.experiment].source)
         folds = [f"data.folds={self.folds}"] * bool(self.folds)
         recipe = read_recipe(self.recipe, [*self.overrides, *folds, f"seed={self.seed}"])
+        folder = RUNS / self.name
         if self.folds:
-            folder = RUNS / self.name
             finished = folder / "results.json"
             if not finished.exists():
                 fit_folds(recipe, pooled(data), out=folder, device=device, resume=(folder / "recipe.yaml").exists())
@@ -91,7 +90,6 @@ class Ours:
                 raise KeyboardInterrupt
             results = read_json(finished)
         else:
-            folder = run_folder(self.recipe, list(self.overrides), self.seed)
             results = trained(recipe, data, folder, device)
         model = read_recipe(str((folder / "fold-1" if self.folds else folder) / "recipe.yaml")).model
         return {

@@ -322,27 +322,28 @@ def faithfulness_table(results: list[dict]) -> str:
 
 def gpu_table(throughput: dict, to_94: dict) -> str:
     """Training and inference throughput on a GPU, with the share of its datasheet's rate, and the time to 94%."""
-    rows = [
-        [
-            row["name"].replace("small", "32 px"),
-            row["form"],
-            row["batch"],
-            f"{row['training_images_per_second']:,.0f}",
-            f"{row['tflops']:.0f}",
-            f"{row['mfu']:.1%}",
-            f"{row['inference_images_per_second']:,.0f}" if "inference_images_per_second" in row else "",
-            row["machine"],
-        ]
-        for row in throughput["models"]
-    ]
-    rates = "training, images/s", "training, TFLOP/s", f"of {throughput['peak_tflops']} TFLOP/s", "inference, images/s"
+    machine, peak = throughput["machine"], throughput["peak_tflops"]
+    several = "number" in machine  # whose rows were put together by hand
+    names = {"small": "32 px", "recipe": "recipe `cifar10`"}
+    rows = []
+    for row in throughput["models"]:
+        cells = [names.get(row["name"], row["name"]), row["form"], row["batch"]]
+        cells += [f"{row['training_images_per_second']:,.0f}", f"{row['tflops']:.0f}"]
+        cells += [f"{row['mfu']:.1%}"] if peak else []
+        cells += [f"{row['inference_images_per_second']:,.0f}" if "inference_images_per_second" in row else ""]
+        rows.append([*cells, row["machine"]] if several else cells)
+    head = ["model", "form", "batch", "training, images/s", "training, TFLOP/s"]
+    head += [f"of {peak:g} TFLOP/s"] * bool(peak) + ["inference, images/s"] + ["machine"] * several
+    which, others = "Machine", ""
+    if several:
+        which += f" {machine['number']}"
+        others = " The others have the same GPU and torch; their rates were not recorded."
     compiling = " and ".join(f"{seconds:.1f}" for seconds in to_94["compile_seconds"])
     return (
-        f"{markdown(['model', 'form', 'batch', *rates, 'machine'], rows)}\n\n"
+        f"{markdown(head, rows)}\n\n"
         f"Recipe `{to_94['recipe']}` with `{' '.join(to_94['changes'])}` reaches {100 * to_94['mean_top1']:.2f}% on "
         f"CIFAR-10 (n = {to_94['n']}) in {to_94['mean_seconds']:.1f} s, beside {compiling} s for compiling.\n\n"
-        f"Machine {throughput['machine']['number']}: {describe(throughput['machine'])}. The others have the same GPU and "
-        "torch; their rates were not recorded."
+        f"{which}: {describe(machine)}.{others}"
     )
 
 

@@ -602,12 +602,13 @@ def test_mixup_and_cutmix_share_the_images():
     assert abs(blended.any(1).float().mean() - 0.5) < 0.05
 
 
-def test_mix_probability_is_the_share_of_mixed_images():
-    images, labels = pictures(2000, channels=1, side=4), torch.arange(2000) % 10
-    out, targets = mixed(images, labels, 10, mixup=1, mix_probability=0.3)
+@pytest.mark.parametrize("how", [{"mixup": 1}, {"cutmix": 1}, {"mixup": 1, "cutmix": 1}])
+def test_mix_probability_is_the_share_of_mixed_images(how):
+    images, labels = pictures(1000, channels=1, side=32), torch.arange(1000)
+    out, targets = mixed(images, labels, 1000, mix_probability=0.3, **how)
     kept = (out == images).flatten(1).all(1)
     assert abs(kept.float().mean() - 0.7) < 0.05
-    assert torch.equal(targets[kept], torch.eye(10)[labels[kept]])
+    assert torch.equal(targets[kept], torch.eye(1000)[kept])
 
 
 def test_mixing_stops():

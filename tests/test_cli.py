@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import json
 import os
 import re
@@ -28,10 +29,12 @@ from torch._dynamo.exc import TorchDynamoException
 
 from vitreous import embedding, evaluation, prediction
 from vitreous.cli import app
+from vitreous.cli.output import results_table
 from vitreous.data import loaders
 from vitreous.data.sources import load
 from vitreous.explain.methods import integrated_gradients
 from vitreous.export import export_run
+from vitreous.metrics import NAMES
 from vitreous.recipe import read_recipe, recipe_names
 from vitreous.train.run import Run, fit
 from vitreous.weights import Bundle
@@ -323,6 +326,33 @@ def test_files_of_others_are_not_replaced_by_an_evaluation(vitreous, tmp_path):
     (tmp_path / "paper").mkdir()
     shutil.copyfile("run/results.json", tmp_path / "paper" / "results.json")
     assert "paper holds another results.json" in vitreous("evaluate", "run", "--out", tmp_path / "paper")[2]
+
+
+def test_a_setting_stands_against_what_from_leaves_open(vitreous):
+    code, _, err = vitreous("train", "photos", "--from", "run", "start.arch=vit_b_16", "--dry-run")
+    assert code == 2 and "no architecture 'vit_b_16' here" in err
+
+
+def test_an_evaluation_that_is_cut_short_leaves_nothing_of_an_earlier_one(vitreous, tmp_path, monkeypatch):
+    assert vitreous("evaluate", "run", "--out", tmp_path / "new")[0] == 0
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitreous.report.evaluation_report", stop)
+    assert vitreous("evaluate", "run", "--split", "train", "--out", tmp_path / "new")[0] == 130
+    left = {file.name for file in (tmp_path / "new").iterdir()}
+    assert left == {"evaluation.json", "results.json", "answers.csv", "classes.csv"}
+    assert list(json.loads((tmp_path / "new" / "results.json").read_text())) == ["train"]
+
+
+def test_an_evaluation_is_written_before_its_reader_may_leave(vitreous, tmp_path, monkeypatch):
+    def leave(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Console, "print", leave)
+    assert vitreous("evaluate", "run", "--out", tmp_path / "new")[0] == 130
+    assert (tmp_path / "new" / "report.html").is_file()
 
 
 def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, tmp_path):
@@ -1000,12 +1030,16 @@ def test_a_process_that_is_gone_is_told_by_the_others(vitreous, monkeypatch, tex
     assert code == 2 and err.startswith("vitreous: another process of this run has failed; training goes on from its ")
 
 
+TOO_LARGE = type("NoTritonConfigsError", (RuntimeError,), {"__module__": "torch._inductor.runtime.runtime_utils"})
+
+
 @pytest.mark.parametrize(
     ("command", "asked", "error", "way_out"),
     [
         ("train photos --recipe r.yaml", "vitreous.train.run.fit", MemoryError(), "choose a smaller model or image, "),
         ("predict run photos", "vitreous.prediction.predict", MemoryError(), "lower --batch-size\n"),
         ("train photos --recipe r.yaml", "vitreous.train.run.fit", RuntimeError("shared memory"), "data.workers=0\n"),
+        ("train photos --recipe r.yaml", "vitreous.train.run.fit", TOO_LARGE("shared memory"), "set compile=false\n"),
     ],
 )
 def test_lack_of_memory_names_the_way_out_of_the_command(vitreous, monkeypatch, command, asked, error, way_out):
@@ -1278,3 +1312,18 @@ def test_a_real_folder_of_photos_is_trained_on(vitreous, real_data, tmp_path):
     code, text, _ = vitreous("predict", out, photos / "test" / "sushi", "--top", 1)
     files = [path for path in (photos / "test" / "sushi").iterdir() if path.suffix == ".jpg"]
     assert code == 0 and len(text.splitlines()) == len(files)
+
+
+def test_a_figure_of_one_split_alone_is_shown():
+    plain = {name: 0.5 for name in NAMES if name not in ("groups", "effective_count")} | {"count": 40}
+    table = results_table({"val": plain | {"groups": 9, "effective_count": 20.0}, "test": plain})
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert re.search(rf"{NAMES['groups']}\W+9\b", console.file.getvalue())
+
+
+def test_a_recipe_that_starts_from_no_weights_is_summarised(vitreous, tmp_path):
+    model = "{patch_size: 4, patch_embedding: conv_stem, stem_channels: [8]}"
+    (tmp_path / "own.yaml").write_text(f"start: {{whiten: true}}\nmodel: {model}")
+    code, _, err = vitreous("summary", tmp_path / "own.yaml", "--image-size", "32", "--channels", "3", "--classes", "4")
+    assert (code, err) == (0, "")

@@ -1,6 +1,8 @@
 """What the doctor says of a machine."""
 
+import itertools
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,8 +69,11 @@ def test_a_gpu_older_than_bf16_is_told_of_float16(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rate_is_positive(dtype):
-    assert 0 < doctor.matmul_rate(torch.device("cpu"), dtype) < 1e7
+def test_the_rate_counts_a_multiply_add_as_two(monkeypatch, dtype):
+    monkeypatch.setattr(doctor, "SIDE", 1024)
+    ticks = itertools.count(step=0.04)  # a product takes 40 ms, so that the first side is the last
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert doctor.matmul_rate(torch.device("cpu"), dtype) == pytest.approx(2 * 256**3 / 0.04 / 1e9)
 
 
 def test_a_package_that_is_not_there_has_no_version():

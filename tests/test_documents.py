@@ -20,6 +20,8 @@ from typer.main import get_command
 
 from vitreous.cli import app
 from vitreous.export import graphs
+from vitreous.model.attention import products_are_faster
+from vitreous.model.linear import convolution_is_faster
 from vitreous.recipe import RECIPES, recipe_names
 from vitreous.weights import Bundle
 
@@ -196,3 +198,26 @@ def test_the_resampling_that_the_document_writes_down_is_pillows():
             other = written["resized"](pixels.swapaxes(0, 1), turned, columns, rows, name).swapaxes(0, 1)
             differ = min((np.abs(theirs.astype(int) - found) for found in (ours, other)), key=np.sum)
             assert differ.max() <= 1 and (differ > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("told", "subject", "columns"),
+    [
+        (
+            products_are_faster,
+            "attention",
+            {"avx512": ("float32",), "avx512-bf16": ("bf16",), "avx2": ("float32",)},
+        ),
+        (convolution_is_faster, "linear", {"avx512-bf16": ("float32", "bf16")}),
+    ],
+)
+def test_the_times_beside_a_choice_of_form_are_those_measured(told, subject, columns):
+    measured: dict[str, list[str]] = {}
+    for units, precisions in columns.items():
+        rows = json.loads((RESULTS / f"{subject}-{units}.json").read_text())["rows"]
+        for row in rows:
+            if row["pass"] == "forward and backward" and row["dtype"] in precisions:
+                shape = ", ".join(map(str, row["shape"]))
+                measured.setdefault(shape, []).append(f"{1000 * row['seconds']['median']:.1f}")
+    lines = re.findall(r"^ +(\d+(?:, \d+){3})  +([\d. ]+)$", told.__doc__, re.MULTILINE)
+    assert len(lines) > 5 and all(measured[shape] == said.split() for shape, said in lines)

@@ -56,9 +56,8 @@ def test_neighbours_are_nearest_by_angle_and_vote_by_nearness():
     among = features([[9.0, 0.0], [0.0, 0.1], [0.7, 0.7], [0.6, 0.7]], [0, 1, 2, 2])
     assert [row for row, _ in find_nearest(torch.tensor([0.0, 5.0]), among, 3)] == [1, 3, 2]
     assert find_nearest(torch.tensor([0.0, 5.0]), among, 1)[0][1] == pytest.approx(1.0)
-    query = features([[0.0, 5.0], [5.0, 0.0]], [1, 2])
-    assert knn_accuracy(query, among, k=3) == 0.5  # one very near outvotes two far ones: classes 1 and 0
-    assert knn_accuracy(query, among, k=99) == 0.5
+    query = features([[0.0, 5.0], [5.0, 0.0]], [1, 0])
+    assert knn_accuracy(query, among, k=3) == knn_accuracy(query, among, k=99) == 1.0  # one near outvotes two far ones
 
 
 def test_images_of_one_group_are_no_neighbours():
@@ -108,3 +107,15 @@ def test_a_file_has_a_row_an_image(tmp_path):
     alone = embed_image(bundle, table["image"][5], "cpu", "float32")
     torch.testing.assert_close(alone, own.features[5], rtol=0, atol=1e-5)
     assert find_nearest(alone, own, 1)[0][0] == 5
+
+
+def test_a_head_can_learn_from_the_features_of_an_image():
+    bundle = tiny_bundle()
+    own = embed_image(bundle, stripes(1)[0][0, 0], device="cpu", precision="float32")
+    torch.nn.Linear(len(own), 2)(own).sum().backward()
+
+
+def test_features_are_written_where_a_text_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_parquet(features([[1.0, 0.0]], [0]), "~/features.parquet")
+    assert (tmp_path / "features.parquet").is_file()

@@ -299,7 +299,7 @@ def test_images_that_a_run_learnt_from_are_known_under_other_names(tmp_path, cap
 def test_a_run_on_other_images_than_its_recipe_names_does_not_claim_them(tmp_path):
     recipe = tiny_recipe(epochs=1, data={"source": "digits"})
     run = fit(recipe, tiny_set(), out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
-    with pytest.raises(ValueError, match="does not say what it was trained on: name its run folder, or DATA or images"):
+    with pytest.raises(ValueError, match="run does not say what it was trained on, as of data given in Python or a"):
         evaluate(run.folder)
 
 
@@ -377,3 +377,16 @@ def test_a_share_of_nothing_is_left_empty(tmp_path):
         "test,a,0,0,0,,,",
         'test,"b,c",0,0,0,,,',
     ]
+
+
+def test_a_temperature_is_not_fitted_on_what_a_run_learnt_from_wherever_it_lies(tmp_path):
+    own = ImageSet.from_arrays(*stripes(48), class_names=CLASSES)
+    quiet = {"device": "cpu", "pictures": False, "console": Console(quiet=True)}
+    trained = fit(tiny_recipe(data={"val_fraction": 0}), own, out=tmp_path / "run", **quiet)
+    elsewhere = ImageSet.from_arrays(*stripes(48), class_names=CLASSES, name="moved")
+    for data in (own, elsewhere):
+        judged = judge_run(trained, data, **EXACT)
+        assert judged.learnt and judged.caution.startswith("48 of these 48 images are among those that the model")
+        with pytest.raises(ValueError, match=r"^the model learnt from these images"):
+            calibrated(judged)
+    assert not judge_run(trained, ImageSet.from_arrays(*stripes(12, seed=1), class_names=CLASSES), **EXACT).learnt

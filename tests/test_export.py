@@ -26,6 +26,7 @@ from vitreous.data.stores import FileImages
 from vitreous.explain.look import look
 from vitreous.export import FORMATS, deploy, example, export_run, graphs
 from vitreous.export.checkpoints import preprocessing_of, write_huggingface, write_timm
+from vitreous.export.hub import push_run
 from vitreous.export.receipt import BATCHES, Inputs, compare, faults, find_inputs
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
@@ -208,7 +209,8 @@ def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
     assert kinds.count("MatMulInteger") == 5  # qkv, proj, fc1, fc2 of its one block, and the head
     weights = {w.name: onnx.numpy_helper.to_array(w) for w in model.graph.initializer if w.data_type == 3}
     assert max(abs(int(w.min())) for w in weights.values()) <= 64 and any(w.any() for w in weights.values())
-    assert receipt["top1"]["before"] - receipt["top1"]["after"] <= 0.005
+    scales = [w.dims[0] for w in model.graph.initializer if w.name.endswith("_scale") and w.dims]
+    assert sorted(scales) == sorted(w.shape[1] for w in weights.values() if w.ndim == 2)  # one for each output channel
     assert receipt["inputs"].endswith("24 different ones") and 0 < receipt["max_abs_difference"] < 0.5
     assert "no temperature is applied" in {e.key: e.value for e in model.metadata_props}["output"]
     said = read_example(folder)
@@ -906,3 +908,28 @@ def test_a_failed_upload_is_one_line_with_the_way_out(vitreous, run, hub, monkey
     assert (code, err) == (2, "vitreous: 'stripes' is not a repository of the Hub: write owner/name\n")
     code, _, err = vitreous("push", run / "model", "me/stripes")
     assert code == 2 and err.endswith("is not a finished run: train it to the end\n")
+
+
+def test_weights_of_others_are_exported_by_their_own_name(vitreous, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_timm(scrambled(pool="cls"), tmp_path / "theirs")
+    code, _, err = vitreous("export", "theirs", "huggingface")
+    assert (code, err) == (2, "vitreous: the model has no run folder here: name a folder with --out\n")
+    assert vitreous("export", "theirs", "huggingface", "--out", "ours")[0] == 0
+    both = [load_weights(folder)[0] for folder in ("theirs", "ours")]
+    assert torch.equal(*(logits(bundle, noise(bundle, 3)) for bundle in both))
+
+
+def test_a_bundle_without_a_folder_is_exported_to_one_that_is_named(tmp_path):
+    bundle = tiny_bundle(dropout=0.5)
+    bundle.model.train()
+    folder, receipt = export_run(bundle, "pt2", out=tmp_path / "pt2")
+    assert receipt["sha256"] == bundle.digest() and receipt["max_abs_difference"] < 1e-4 and bundle.model.training
+    pixels, answer = noise(bundle, 3), torch.export.load(folder / "model.pt2").module()
+    with torch.no_grad():
+        given = bundle.model.eval()(bundle.preprocess.normalise(pixels))
+        torch.testing.assert_close(answer(bundle.preprocess.normalise(pixels)), given, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"^the model has no run folder here: name a folder with --out$"):
+        export_run(bundle, "timm")
+    with pytest.raises(TypeError, match=r"^a Bundle has no folder: save it, bundle\.save\('FOLDER'\), and give that$"):
+        push_run(bundle, "owner/name")

@@ -94,7 +94,8 @@ def test_throughput_of_another_machine_is_not_mixed_in(part, tmp_path):
 
 def test_throughput_begins_nothing_after_its_time(part):
     content = json.loads((part("throughput", "--minutes", "0", refuse=True) / "throughput.json").read_text())
-    assert content["models"] == [] and content.keys() == {"machine", "models", "precision", "product_tflops"}
+    assert content["models"] == []
+    assert content.keys() == {"machine", "models", "peak_tflops", "precision", "product_tflops"}
 
 
 def test_toys_lie_where_no_real_run_finds_them(gpu, tmp_path, monkeypatch):
@@ -233,3 +234,16 @@ def test_an_arm_that_takes_the_device_down_is_not_tried_again(part, gpu, monkeyp
     with pytest.raises(torch.AcceleratorError):
         part("sweep", "cifar10", "--arm", "optim.clip=3")
     part("sweep", "cifar10", "--arm", "optim.clip=3", refuse=True)
+
+
+def test_the_table_of_the_documents_is_made_of_what_is_left(part):
+    out = part("throughput", "--peak", "0.5")
+    part("time-to-94", "--seeds", "1")
+    throughput, to_94 = (json.loads((out / f"{name}.json").read_text()) for name in ("throughput", "time-to-94"))
+    assert part("throughput") and json.loads((out / "throughput.json").read_text())["peak_tflops"] == 0.5  # as before
+    throughput["machine"] = json.loads((BENCHMARKS / "results" / "throughput-cuda.json").read_text())["machine"]
+    del throughput["machine"]["number"]
+    lines = importlib.import_module("tables").gpu_table(throughput, to_94).splitlines()
+    head = "model | form | batch | training, images/s | training, TFLOP/s | of 0.5 TFLOP/s | inference, images/s"
+    assert lines[0] == f"| {head} |" and lines[2].startswith("| recipe `cifar10` | ours | 8 | ")
+    assert lines[-1].startswith("Machine: NVIDIA H200, ") and "others" not in lines[-1]

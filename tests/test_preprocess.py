@@ -2,6 +2,7 @@
 
 import io
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -89,6 +90,15 @@ def test_crop_fraction_cuts_out_the_centre_of_a_larger_resize(fit):
     assert np.abs(fitted - resized[1:15, left : left + 14]).max() <= 1
 
 
+@pytest.mark.parametrize("model", [(8, 12), (12, 8)])
+def test_crop_fraction_cuts_out_the_centre_for_models_that_are_not_square(model):
+    rows, columns = model
+    image = Image.fromarray(np.random.default_rng(2).integers(0, 256, (32, 48), np.uint8))
+    resized = np.asarray(image.resize((2 * columns, 2 * rows), Image.Resampling.BICUBIC)).astype(int)
+    expected = resized[rows // 2 : rows // 2 + rows, columns // 2 : columns // 2 + columns]
+    assert np.abs(gray(model, fit="squash", crop_fraction=0.5).fit_image(image)[0] - expected).max() <= 1
+
+
 def test_crop_fraction_cuts_images_of_the_models_size_like_any_other():
     ramps = [np.broadcast_to(np.linspace(0, 255, side).round().astype(np.uint8), (side, side)) for side in (95, 96, 97)]
     preprocess = gray(96, crop_fraction=0.75)
@@ -97,14 +107,16 @@ def test_crop_fraction_cuts_images_of_the_models_size_like_any_other():
     np.testing.assert_array_equal(preprocess.fit_array(np.array(ramps[1])[None])[0, 0], fitted[1])
 
 
+@pytest.mark.parametrize("model", [(32, 32), (24, 40), (40, 24)])
 @pytest.mark.parametrize("size", [(37, 80), (80, 37), (64, 64), (20, 61)])
-def test_crop_equals_resizing_the_shorter_side_and_cutting_the_centre(size):
+def test_crop_equals_resizing_to_cover_and_cutting_the_centre(size, model):
     noise = np.random.default_rng(0).integers(80, 176, (*size[::-1], 3), np.uint8)  # nothing clips
-    image, short = Image.fromarray(noise), min(size)
-    whole = image.resize([side * 32 // short for side in size], Image.Resampling.BICUBIC)
-    left, top = round((whole.width - 32) / 2), round((whole.height - 32) / 2)
-    expected = np.asarray(whole.crop((left, top, left + 32, top + 32))).transpose(2, 0, 1)
-    assert np.abs(rgb(32).fit_image(image).astype(int) - expected).max() <= 1
+    image, (rows, columns) = Image.fromarray(noise), model
+    scale = max(Fraction(columns, size[0]), Fraction(rows, size[1]))
+    whole = image.resize([int(side * scale) for side in size], Image.Resampling.BICUBIC)
+    left, top = round((whole.width - columns) / 2), round((whole.height - rows) / 2)
+    expected = np.asarray(whole.crop((left, top, left + columns, top + rows))).transpose(2, 0, 1)
+    assert np.abs(rgb(model).fit_image(image).astype(int) - expected).max() <= 1
 
 
 def test_shrinking_is_antialiased():

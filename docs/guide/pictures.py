@@ -19,6 +19,7 @@ from torch import nn
 
 import vitreous as vt
 import vitreous.augment as augmentation
+from vitreous.explain import open_pass
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import attention_weights
 from vitreous.model.patches import LinearPatches
@@ -254,7 +255,8 @@ def attention_step_by_step() -> Figure:
 def heads_of_a_patch() -> Figure:
     """Where one patch of a digit looks, in each block and head of models/mnist."""
     bundle, images = shipped_model_on_digits(5)
-    trace = bundle.model.trace(bundle.preprocess.normalise(images[4:]))
+    with torch.no_grad():
+        seen = open_pass(bundle.model, bundle.preprocess.normalise(images[4:]))
     place = 17  # row 2, column 3: on the stroke
     chart = figure(12, 2.7)
     panels = chart.subplots(1, 7)
@@ -263,7 +265,7 @@ def heads_of_a_patch() -> Figure:
     panels[0].add_patch(Rectangle((left, top), 4, 4, fill=False, color=RED, lw=3))
     bare(panels[0], "who looks")
     for panel, (block, head) in zip(panels[1:], np.ndindex(3, 2), strict=True):
-        weights = trace.attention[block][0, head, place].view(7, 7).numpy()
+        weights = seen.attention[block][0, head, place].view(7, 7).numpy()
         panel.imshow(images[4, 0].numpy(), cmap="gray_r", alpha=0.35)
         panel.imshow(weights, cmap="Blues", alpha=0.75, extent=(-0.5, 27.5, 27.5, -0.5), vmin=0)
         panel.add_patch(Rectangle((left, top), 4, 4, fill=False, color=RED, lw=2))

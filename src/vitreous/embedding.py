@@ -12,7 +12,7 @@ from torch import Tensor
 from vitreous.data.images import ImageSet, groups_if_any
 from vitreous.data.sources import load
 from vitreous.evaluation import batches_of, record_of
-from vitreous.files import replace_file
+from vitreous.files import path_of, replace_file
 from vitreous.prediction import Asked, forward, precision_for, read_image, split_logits
 from vitreous.recipe import DataOptions
 from vitreous.weights import Bundle
@@ -76,7 +76,8 @@ def embed_image(run: Trained, image: Asked, device: str = "auto", precision: str
     where = bundle.to(device)
     pixels = torch.from_numpy(read_image(image, bundle.preprocess))[None].to(where)
     precision = precision_for(run, precision, where)
-    return forward(bundle.model, pixels, bundle.preprocess, precision, features=True)[0].cpu()
+    features = forward(bundle.model, pixels, bundle.preprocess, precision, features=True)[0]
+    return features.cpu().clone()  # outside of inference mode, so that a head can learn from it
 
 
 def voters(own: Features, among: Features | None = None, k: int = 5) -> int:
@@ -123,7 +124,7 @@ def find_nearest(query: Tensor, among: Features, k: int = 5) -> list[tuple[int, 
     return list(zip(rows.tolist(), values.tolist(), strict=True))
 
 
-def write_parquet(features: Features, path: Path) -> None:
+def write_parquet(features: Features, path: Path | str) -> None:
     """One row per image: row, image (its location), label, class, feature (a list of D float32)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,4 +141,4 @@ def write_parquet(features: Features, path: Path) -> None:
         }
     )
     table = table.replace_schema_metadata({"made_by": MADE_BY})
-    replace_file(path, lambda part: pq.write_table(table, part))
+    replace_file(path_of(path), lambda part: pq.write_table(table, part))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import copies_among, differs, digest_of
+from vitreous.data.check import are_among, copies_among, differs, digest_of
 from vitreous.data.images import ImageSet, Split, groups_if_any, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
@@ -67,7 +67,7 @@ class Judged:
     caution: str = ""
     """Why the figures are worth less than they seem, if known."""
     learnt: bool = False
-    """Whether these are known to be the images that the model learnt from."""
+    """Whether these, or most of them, are known to be images that the model learnt from."""
     data: str = ""
     """The name of the set, if known."""
     own_labels: np.ndarray | None = None
@@ -137,7 +137,7 @@ def calibrated(judged: Judged) -> Bundle:
     """The bundle with a temperature fitted on what it was judged on.
 
     It is unchanged where that is too little to tell a better temperature from its own, or all answers are right. Raises
-    ValueError for images that it learnt from.
+    ValueError for images that it is known to have learnt from: of a loaded `Bundle` nothing is known.
     """
     if judged.learnt:
         raise ValueError("the model learnt from these images, and is surer of them than of others: name others as DATA")
@@ -238,11 +238,14 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
-    caution, learnt = "", split == "train" and (data is None or image_set.source == options.source)
-    if learnt and data is not None:
+    own = split == "train" and (data is None or image_set.source == options.source)
+    caution, among = "", np.zeros(1)
+    if data is not None:
+        among = are_among(judged.images, learnt_hashes(run))
+    if own and data is not None:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
     elif data is not None and folder is not None:
-        caution = copies_among(judged.images, learnt_hashes(run), f"these {len(judged.images)}", "the model")
+        caution = copies_among(judged.images, among, f"these {len(judged.images)}", "the model")
     elif data is None and _others(judged, folder):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
@@ -252,6 +255,7 @@ def judge_run(
         log.warning("%s", caution)
     elif data is None:  # who asks for these knows it; who reads the report may not
         caution = ON_OWN.get(split, "")
+    learnt = own or float(among.mean()) > 0.5
     own_labels = image_set.split(split).labels[judged.rows]
     return replace(judged, caution=caution, learnt=learnt, data=image_set.name, own_labels=own_labels)
 
@@ -311,6 +315,11 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     """The data a run was trained on, split as in training. fetch: as for `load`. Raises ValueError if it is unknown or
     has changed."""
     folder, options = record_of(run)
+    if options.source is None and folder is not None:
+        raise ValueError(
+            f"{folder} does not say what it was trained on, as of data given in Python or a shared model: name DATA or "
+            "images"
+        )
     if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name its run folder, or DATA or images")

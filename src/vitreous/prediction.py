@@ -134,8 +134,8 @@ def predict(
     def answers() -> Iterator[Prediction]:
         for names, pixels in read_batches(images, bundle.preprocess, broken, batch_size):
             logits = forward(bundle.model, torch.from_numpy(pixels).to(where), bundle.preprocess, precision).cpu()
-            values, indices = (logits / bundle.temperature).softmax(dim=1).topk(min(top, logits.shape[1]), dim=1)
-            for name, value, index in zip(names, values.tolist(), indices.tolist(), strict=True):
+            values, indices = (logits / bundle.temperature).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+            for name, value, index in zip(names, values[:, :top].tolist(), indices[:, :top].tolist(), strict=True):
                 yield Prediction(name, tuple(bundle.class_names[i] for i in index), tuple(value))
 
     return answers()
@@ -170,26 +170,27 @@ def read_batches(
 ) -> Iterator[tuple[list[str], np.ndarray]]:
     """Names and pixels, uint8 (B, C, H, W) of the model's size, of one or many images; broken as for `predict`.
 
-    Files and a split's images are read by several threads, but PIL images by this one, as the same object may be given
-    twice.
+    Of many, those without a name are numbered from 0. Files and a split's images are read by several threads, but PIL
+    images and arrays by this one, as the same object may be given twice.
     """
     Image.init()  # threads that load Pillow's plugins at the same time may miss some
     if isinstance(images, Split):
         images = [StoredImage(images.images, row, images.images.describe(row)) for row in range(len(images))]
-    pool, waiting = ThreadPoolExecutor(cores()), iter([images] if _is_one(images) else images)
+    pool, waiting = ThreadPoolExecutor(cores()), [(None, images)] if _is_one(images) else enumerate(images)
+    waiting = iter(waiting)
 
-    def begin(image: Asked) -> Future:
+    def begin(image: Asked, row: int | None) -> Future:
         if isinstance(image, Path | str | bytes | StoredImage):
-            return pool.submit(read_image, image, preprocess)
+            return pool.submit(read_image, image, preprocess, row)
         done: Future = Future()
         try:
-            done.set_result(read_image(image, preprocess))
+            done.set_result(read_image(image, preprocess, row))
         except BrokenImage as error:
             done.set_exception(error)
         return done
 
     try:
-        while part := [(image_name(image), begin(image)) for image in islice(waiting, batch_size)]:
+        while part := [(image_name(image, row), begin(image, row)) for row, image in islice(waiting, batch_size)]:
             names, pixels = [], []
             for name, reading in part:
                 try:
@@ -210,8 +211,8 @@ def _is_one(images: Iterable[Asked] | Asked) -> bool:
     return images.ndim in (2, 3) if isinstance(images, np.ndarray | Tensor) else isinstance(images, Asked)
 
 
-def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
-    """One image as uint8 (C, H, W) of the model's size. Raises BrokenImage."""
+def read_image(image: Asked, preprocess: Preprocess, row: int | None = None) -> np.ndarray:
+    """One image as uint8 (C, H, W) of the model's size. row: of many. Raises BrokenImage."""
     if isinstance(image, bytes | Image.Image | np.ndarray | Tensor):
         try:
             if isinstance(image, np.ndarray | Tensor):
@@ -220,7 +221,7 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
         except MemoryError:  # not the image's fault
             raise
         except Exception as error:  # an opened file is only decoded here
-            raise BrokenImage(f"{image_name(image)}: {reason(error)}") from error
+            raise BrokenImage(f"{image_name(image, row)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
         return image.images.read([image.row], preprocess)[0]
     if not isinstance(image, Path | str):
@@ -229,14 +230,15 @@ def read_image(image: Asked, preprocess: Preprocess) -> np.ndarray:
     return FileImages([path_of(image)]).read([0], preprocess)[0]
 
 
-def image_name(image: Asked) -> str:
-    """Where an image came from, if known."""
+def image_name(image: Asked, row: int | None = None) -> str:
+    """Where an image came from, if known. row: of many, by which it is called if not."""
+    unnamed = "the image" if row is None else f"image {row}"
     if isinstance(image, bytes | np.ndarray | Tensor):
-        return "the image"
+        return unnamed
     if isinstance(image, StoredImage):
         return image.name
     if isinstance(image, Image.Image):
-        image = getattr(image, "filename", "") or "the image"
+        image = getattr(image, "filename", "") or unnamed
     return as_text(image)
 
 

@@ -27,6 +27,7 @@ from starlette.routing import Route
 from vitreous import __version__
 from vitreous.data.stores import BrokenImage, as_text, reason
 from vitreous.explain import Explanation, explain
+from vitreous.messages import shorten
 from vitreous.prediction import predict
 from vitreous.report.layout import Section, confidence_bar, gallery, lay_out, shot, tiles
 from vitreous.report.pictures import cheap_method, heated, how_to_read, picture
@@ -175,12 +176,12 @@ class Service:
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:
         """The form, below the answers to the images sent with it."""
-        names, facts = self.bundle.class_names, {"Classes": f"{self.config.num_classes:,}"}
+        facts = {"Classes": f"{self.config.num_classes:,}"}
         facts |= {"Parameters": f"{self.parameters:,}", "Image size": " x ".join(map(str, self.config.image_size))}
         form = FORM.replace("$address", escape(f"{request.base_url}predict"))
         sections = [Section("answers", "Answers", answers)] if answers else []
         sections += [Section("ask", "Ask", form), Section("model", "The model", tiles(facts))]
-        lead = f"It knows {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else '.'}"
+        lead = f"It knows {shorten(self.bundle.class_names, NAMED)}."
         page = lay_out(kind="A model to ask", heading=self.name, lead=lead, sections=sections, foot=FOOT)
         return HTMLResponse(page, status)
 
@@ -283,9 +284,8 @@ def _check_length(request: Request) -> None:
         raise HTTPException(413, f"{int(length):,} bytes: send at most {LARGEST:,} at a time")
 
 
-def _answered(explanation: Explanation, file: str) -> str:
+def _answered(e: Explanation, file: str) -> str:
     """An image as the model sees it, what spoke for the answer, and the likeliest classes."""
-    e = explanation
     shares = zip(e.classes, e.probabilities, strict=True)
     bars = "".join(f"{escape(name)} {share:.1%}{confidence_bar(share)}" for name, share in shares)
     text = f'{bars}<small class="file" title="{escape(file)}">{escape(file)}</small>'

@@ -118,6 +118,7 @@ def test_validation_split_is_stratified_and_seeded():
     assert again.val.images.rows.tolist() == cut.val.images.rows.tolist() != other.val.images.rows.tolist()
     held = [1, 5, 6, 9, 11, 12, 16, 18]  # in all versions, or what was learnt from would be held out after an upgrade
     assert cut.val.images.rows[:8].tolist() == held
+    assert made.with_fold(1, 4, seed=1).test.images.rows[:8].tolist() == [5, 19, 20, 24, 38, 43, 52, 53]
 
 
 @pytest.mark.parametrize(("counts", "fraction"), [((50, 3), 0.1), ((30, 2), 0.8), ((40, 2, 2, 2), 0.1)])
@@ -369,3 +370,26 @@ def test_a_few_images_are_taken_evenly_with_their_labels():
     assert split.evenly(5).labels.tolist() == [0, 2, 5, 8, 11]
     np.testing.assert_array_equal(split.evenly(5).images.array, pixels(12)[[0, 2, 5, 8, 11]])
     assert split.evenly(99).labels.tolist() == list(range(12))
+
+
+def test_labels_that_are_names_and_images_of_many_sizes_are_shown_the_way(tmp_path):
+    with pytest.raises(ValueError, match=r"<U3 \(2,\): give one integer an image; np\.unique\(labels, retu"):
+        ImageSet.from_arrays(pixels(2), ["cat", "dog"])
+    ragged = [np.zeros((8, 8), np.uint8), np.zeros((8, 9), np.uint8)]
+    with pytest.raises(ValueError, match=r"^images are of several shapes: give a dataset of them to ImageSet\."):
+        ImageSet.from_arrays(ragged, [0, 1])
+    assert len(ImageSet.from_dataset(list(zip(ragged, [0, 1], strict=True))).train) == 2
+
+
+@pytest.mark.parametrize("name", ["a/b", "", ".."])
+def test_a_name_that_is_no_name_of_a_folder_is_refused(name):
+    with pytest.raises(ValueError, match=rf"^the set's name is '{name}', by which runs are named: give one without /$"):
+        ImageSet.from_arrays(pixels(2), [0, 1], name=name)
+
+
+def test_files_of_16_bits_have_one_channel(tmp_path):
+    for row in range(4):
+        (tmp_path / "ab"[row % 2]).mkdir(exist_ok=True)
+        levels = np.full((8, 8), 10_000 * row, np.uint16)
+        Image.fromarray(levels).save(tmp_path / "ab"[row % 2] / f"{row}.png")
+    assert load(tmp_path).train.images.shape == (1, 8, 8)

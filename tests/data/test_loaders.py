@@ -428,3 +428,16 @@ def test_a_cache_that_cannot_be_written_to_is_gone_without(tmp_path, cache, capl
     decoded = decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     np.testing.assert_array_equal(decoded.images.array, expected)
     assert f"decoded images are not kept: {cache} cannot be written to" in caplog.text and not list(cache.iterdir())
+
+
+def test_what_a_killed_process_has_left_is_taken_away_after_a_day(cache, tmp_path):
+    write_folder(tmp_path / "x", {"a": 2, "b": 2})
+    decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    (file,) = cache.glob("*.npy")
+    old, new = (file.with_name(f"{file.stem}.{name}.unfinished") for name in ("old", "new"))
+    for left in (old, new):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    file.unlink()
+    decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    assert file.exists() and not old.exists() and new.exists()

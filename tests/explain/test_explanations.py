@@ -15,7 +15,7 @@ from tiny import CLASSES, tiny_bundle, write_images
 from vitreous import predict
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
-from vitreous.explain import METHODS, evidence, explain, explanation_maps
+from vitreous.explain import METHODS, evidence, explain, explanation_maps, open_pass
 from vitreous.explain.explanations import class_index, explained_at_once, stems
 from vitreous.explain.methods import integrated_gradients
 from vitreous.model import ViTConfig
@@ -96,11 +96,12 @@ def test_evidence_gives_each_patch_its_value(files, monkeypatch, method):
 def test_head_attention_is_that_of_the_class_token(files):
     bundle = tiny_bundle(depth=2)
     (explained,) = explain(bundle, files[0], layer=1, device="cpu")
-    trace = bundle.model.trace(bundle.preprocess.normalise(torch.from_numpy(explained.pixels[None])))
-    row = trace.attention[0][0, :, 0, 1:]
+    with torch.no_grad():
+        seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(explained.pixels[None])))
+    row = seen.attention[0][0, :, 0, 1:]
     np.testing.assert_allclose(explained.attention, (row / row.sum(1, keepdim=True)).view(2, 2, 2), atol=1e-5)
     assert explained.layer == 1
-    elsewhere = trace.attention[0][0, :, 0, 0]  # the class token's attention to itself
+    elsewhere = seen.attention[0][0, :, 0, 0]  # the class token's attention to itself
     np.testing.assert_allclose(explained.attention_elsewhere, elsewhere, atol=1e-5)
 
 
@@ -110,7 +111,7 @@ def test_the_attention_of_one_patch_is_shown(files, tmp_path, monkeypatch, pool)
     rows, columns = bundle.model.grid
     (e,) = explain(bundle, files[:1], patch=(2, 1), method="attention", layer=1, head=2, device="cpu")
     with torch.no_grad():
-        weights = bundle.model.trace(bundle.preprocess.normalise(torch.from_numpy(e.pixels)[None])).attention[0][0]
+        weights = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(e.pixels)[None])).attention[0][0]
     prefix = bundle.model.config.prefix
     seen = weights[:, prefix + columns, prefix:]  # of the patch in the second row, first column
     np.testing.assert_allclose(e.attention.reshape(2, -1), seen / seen.sum(dim=1, keepdim=True), atol=1e-6)
@@ -380,3 +381,13 @@ def test_questions_that_look_alike_as_file_names_are_told_apart(tmp_path):
         assert stem.name == name
         found.save(stem, bundle.digest(), question)
     assert len(list((tmp_path / "out").iterdir())) == 6
+
+
+def test_the_mean_of_heads_beside_rollout_is_that_of_attention(files, tmp_path, monkeypatch):
+    bundle, drawn = tiny_bundle(registers=1), []
+    monkeypatch.setattr("vitreous.plots.explanation", lambda *_, **named: drawn.append(named["maps"]))
+    (flow,) = explain(bundle, files[0], method="rollout", device="cpu")
+    flow.save(tmp_path / "flow")
+    (attention,) = explain(bundle, files[0], method="attention", device="cpu")
+    assert attention.attention_elsewhere.std() > 1e-4  # heads differ in what they leave for the patches
+    np.testing.assert_allclose(list(drawn[0].values())[1], attention.map, rtol=1e-4)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from vitreous.explain import open_pass
 from vitreous.model import ViT
 from vitreous.model.attention import RMSNorm
 from vitreous.weights import Bundle, find_bundle
@@ -34,4 +35,4 @@ def test_the_last_state_is_the_sum_of_all_that_was_added():
     with torch.no_grad():
         parts = additions(bundle.model, images)
         assert len(parts) == 1 + 2 * bundle.model.config.depth
-        assert torch.allclose(torch.stack(parts).sum(dim=0), bundle.model.trace(images).blocks[-1], atol=1e-4)
+        assert torch.allclose(torch.stack(parts).sum(dim=0), open_pass(bundle.model, images).tokens[-1], atol=1e-4)

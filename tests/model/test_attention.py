@@ -59,15 +59,19 @@ def test_weights_equal_those_that_forward_applies(monkeypatch, options, products
     layer = make(**options)
     x = torch.randn(2, 7, 24)
     rotary = rotary_table((2, 3), 8, 1) if "positions" in options else None
-    weights = layer.weights(x, rotary)
-    v = layer.split(x, rotary)[2]
+    q, k, v = layer.split(x, rotary)
+    weights = attention_weights(q, k)
     assert weights.shape == (2, 3, 7, 7)
     torch.testing.assert_close(layer.proj(joined(weights @ v)), layer(x, rotary), rtol=0, atol=1e-6)
 
 
+def weights_of(layer, x):
+    return attention_weights(*layer.split(x, None)[:2])
+
+
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_each_row_of_weights_sums_to_one(options):
-    weights = make(**options).weights(4 * torch.randn(2, 7, 24))
+    weights = weights_of(make(**options), 4 * torch.randn(2, 7, 24))
     assert weights.min() >= 0
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(2, 3, 7))
 
@@ -76,7 +80,7 @@ def test_queries_of_zero_spread_their_weight_evenly():
     layer = make()
     for part in rows(layer, 0):
         torch.nn.init.zeros_(part)
-    torch.testing.assert_close(layer.weights(torch.randn(1, 7, 24)), torch.full((1, 3, 7, 7), 1 / 7))
+    torch.testing.assert_close(weights_of(layer, torch.randn(1, 7, 24)), torch.full((1, 3, 7, 7), 1 / 7))
 
 
 def test_attention_without_positions_follows_the_order_of_its_tokens():
@@ -108,11 +112,11 @@ def test_rotation_turns_queries_and_keys_and_leaves_values():
 def test_qk_norm_takes_the_scale_out_of_the_weights(norm):
     plain, normed = make(norm=norm), make(norm=norm, qk_norm=True)
     x = torch.randn(2, 7, 24)
-    before = [layer.weights(x) for layer in (plain, normed)]
+    before = [weights_of(layer, x) for layer in (plain, normed)]
     for layer in (plain, normed):
         layer.qkv.weight.data *= 10
         layer.qkv.bias.data *= 10
-    after = [layer.weights(x) for layer in (plain, normed)]
+    after = [weights_of(layer, x) for layer in (plain, normed)]
     assert (before[0] - after[0]).abs().max() > 0.1
     torch.testing.assert_close(before[1], after[1], rtol=0, atol=1e-4)
     q, _, _ = normed.split(x, None)

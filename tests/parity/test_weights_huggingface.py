@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitreous.embedding import load_features
+from vitreous.explain import open_pass
 from vitreous.weights import from_huggingface, load_weights
 
 transformers = peer("transformers")
@@ -70,6 +71,14 @@ def images_for(bundle):
     return torch.randn(4, *bundle.preprocess.shape)
 
 
+def test_classes_are_in_the_order_of_their_numbers():
+    names = [f"class {number}" for number in range(12)]  # as text, 10 would come before 2
+    config = VIT[1](**(SMALL | {"id2label": dict(enumerate(names))})).to_dict()
+    config["id2label"] = {str(number): name for number, name in enumerate(names)}
+    preprocessing = json.loads(transformers.ViTImageProcessor(size={"height": 32, "width": 32}).to_json_string())
+    assert from_huggingface.from_config(config, preprocessing, 12).class_names == tuple(names)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_and_logits_equal_theirs_and_return_bit_for_bit(tmp_path, kind):
     theirs = made(tmp_path, *KINDS[kind])
@@ -92,7 +101,7 @@ def test_attention_weights_equal_theirs(tmp_path):
     images = images_for(bundle)
     theirs.set_attn_implementation("eager")
     expected = theirs(images, output_attentions=True).attentions
-    for mine, yours in zip(bundle.model.trace(images).attention, expected, strict=True):
+    for mine, yours in zip(open_pass(bundle.model, images).attention, expected, strict=True):
         torch.testing.assert_close(mine, yours, rtol=0, atol=TOLERANCE)
 
 

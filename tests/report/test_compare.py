@@ -388,3 +388,8 @@ def test_the_command_prints_both_tables_and_writes_the_page(vitreous, runs, tmp_
     )  # fmt: skip
     code, _, err = vitreous("compare", "a", "--out", tmp_path)
     assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")
+
+
+def test_a_page_is_written_where_a_text_says(runs, tmp_path):
+    compare_page(str(tmp_path / "page.html"), [read_run(runs / "a")])
+    assert "<h1" in (tmp_path / "page.html").read_text()

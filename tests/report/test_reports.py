@@ -18,8 +18,9 @@ from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
 from vitreous import report
 from vitreous.card import untested
 from vitreous.data.images import ImageSet, Split
-from vitreous.evaluation import judge
-from vitreous.metrics import chance_error
+from vitreous.data.stores import ArrayImages
+from vitreous.evaluation import Judged, judge
+from vitreous.metrics import NAMES, chance_error
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
@@ -493,3 +494,22 @@ def test_a_report_is_written_again_from_the_folder_alone(trained, tmp_path):
     train_report(trained.folder, trained.bundle, {}, trained.results, samples)
     assert "nothing was judged" in (trained.folder / "report.html").read_text()
     (trained.folder / "report.html").write_text(before)
+
+
+def test_of_equal_classes_the_first_is_shown_as_the_answer():
+    bundle = tiny_bundle(classes=tuple(f"{k:02}" for k in range(40)))
+    labels = torch.full((4,), 3)
+    logits = (torch.arange(40) % 7 == 3).float().expand(4, -1)  # six are alike
+    images = ArrayImages(stripes(4)[0])
+    judged = Judged(bundle, logits, labels, images, np.arange(4), 0.0, "test")
+    shown = answers._answered(judged, torch.arange(4), logits.softmax(dim=1), "gradient_rollout", True)
+    assert all("<strong>03</strong>" in item and "<small>or 10 (" in item for item in shown)
+
+
+def test_a_figure_of_one_split_alone_is_shown():
+    plain = {name: 0.5 for name in NAMES if name not in ("groups", "effective_count")} | {"count": 40}
+    grouped = {"groups": 9, "effective_count": 20.0, "wrong_groups": 9}
+    figures = {"val": plain | grouped, "test": plain | {"auroc": None}}
+    body = answers.results_of(figures, [np.eye(2, dtype=int)] * 2, {}, "").body
+    assert f'<tr><th scope="row">{NAMES["groups"]}</th><td>9</td><td></td></tr>' in body
+    assert f'<tr><th scope="row">{NAMES["auroc"]}</th><td>' in body

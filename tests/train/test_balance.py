@@ -83,6 +83,17 @@ def test_the_weighted_loss_is_a_mean_over_images_in_whatever_parts():
     assert loop.mean_loss(logits, labels, None, 0.1) == F.cross_entropy(logits, labels, label_smoothing=0.1)
 
 
+def test_a_mixed_image_weighs_what_its_classes_do_by_their_shares():
+    logits, weights, smoothing = torch.randn(2, 3), (0.5, 1.0, 4.0), 0.1
+    targets, by_hand = [[0.7, 0.3, 0.0], [0.0, 0.4, 0.6]], 0.0
+    for row, shares in enumerate(targets):
+        sure = logits[row].log_softmax(dim=0).tolist()
+        for share, weight, log in zip(shares, weights, sure, strict=True):
+            by_hand -= share * weight * ((1 - smoothing) * log + smoothing * sum(sure) / 3)
+    found = loop.mean_loss(logits, torch.tensor(targets), torch.tensor(weights), smoothing)
+    assert found.item() == pytest.approx(by_hand / 2, rel=1e-5)
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_smoothing_does_not_turn_a_common_image_into_a_rare_one(soft):
     labels, weights = torch.zeros(4, dtype=torch.long), torch.tensor([0.51, 51.0, 51.0])  # 100 to 1

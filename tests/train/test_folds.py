@@ -497,3 +497,37 @@ def test_a_dry_run_of_one_to_go_on_with_changes_nothing(finished, tmp_path):
     with pytest.raises(ValueError, match="already holds a run"):
         fit_folds(folds_recipe(), tiny_set(), **options)
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_ctrl_c_in_the_last_epoch_of_a_fold_begins_no_other(finished, tmp_path, monkeypatch):
+    whole = Job.train
+
+    def press_at_the_end(self, on_step, on_epoch):
+        return whole(self, on_step, lambda row: os.kill(os.getpid(), signal.SIGINT))
+
+    monkeypatch.setattr(Job, "train", press_at_the_end)
+    folder, said = tmp_path / "cv", io.StringIO()
+    run = fit_folds(folds_recipe(), tiny_set(), out=folder, **quiet(console=Console(file=said, width=200)))
+    assert run.results is None and "go on with this and the other folds with: " in said.getvalue()
+    assert (folder / "fold-1" / "results.json").exists() and not (folder / "fold-2").exists()
+    monkeypatch.undo()
+    assert untimed(fit_folds(folds_recipe(), tiny_set(), out=folder, resume=True, **quiet()).results) == untimed(
+        finished.results
+    )
+
+
+def test_a_cross_validation_is_not_resumed_with_other_classes(finished, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "cv")
+    (tmp_path / "cv" / "results.json").unlink()
+    more = ImageSet.from_arrays(*stripes(48, classes=4))
+    with pytest.raises(
+        ValueError, match="fold-1 was trained on, whose 3 classes are ant, bee, cat: resume with the sa"
+    ):
+        fit_folds(folds_recipe(), more, out=tmp_path / "cv", resume=True, **quiet())
+
+
+def test_each_fold_calls_back(tmp_path):
+    epochs, steps = [], []
+    calls = {"on_epoch": lambda row: epochs.append(row["epoch"]), "on_step": lambda state, _: steps.append(state.step)}
+    fit_folds(folds_recipe(), tiny_set(), out=tmp_path / "cv", **quiet(), **calls)
+    assert epochs == [1, 1, 1] and steps.count(1) == 3

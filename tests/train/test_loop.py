@@ -19,7 +19,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import loop, teacher
 from vitreous.train.engine import Engine
-from vitreous.train.loop import Hooks, State, train_loop
+from vitreous.train.loop import Hooks, State, forward_backward, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows
 from vitreous.train.run import fit
@@ -109,6 +109,29 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
         train_loop(**parts, hooks=hooks)
     assert [step for step, _ in seen] == list(range(1, STEPS + 1))
     assert 0 < seen[0][1] == seen[-1][1]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(parts):
+    torch.manual_seed(0)
+    model, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), torch.randn(4, 3, 2, 2)
+    with torch.no_grad():
+        model[1].bias[2] = 9.0  # which is then the answer to all
+    targets = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.4, 0.6], [0.0, 1.0, 0.0], [0.2, 0.0, 0.8]])
+    recipe, none = tiny_recipe(optim={"accumulate": parts, "label_smoothing": 0.0}), None
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loss, right = forward_backward(
+        model, model, images, targets, none, 4, none, recipe, "float32", scaler, engine_on("cpu")
+    ).tolist()
+    found = model[1].weight.grad.clone()
+    model.zero_grad()
+    logits = model(images)
+    by_hand = -(targets * logits.log_softmax(dim=1)).sum()
+    (by_hand / 4).backward()
+    assert loss == pytest.approx(by_hand.item(), rel=1e-5)
+    torch.testing.assert_close(found, model[1].weight.grad)
+    assert right == (logits.argmax(dim=1) == torch.tensor([0, 2, 1, 2])).sum()  # the larger share is the label
+    assert right == 2
 
 
 @pytest.mark.gpu

@@ -245,6 +245,13 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     assert float(row["train_top1"]) > 0.6 and "learning_rate" not in row
 
 
+def test_a_probe_calls_back_once(source, tmp_path):
+    rows, recipe = [], read_recipe("probe", start_settings(str(source), None, None))
+    quiet = {"pictures": False, "console": Console(quiet=True)}
+    run = fit(recipe, tiny_set(), out=tmp_path / "run", on_epoch=rows.append, **quiet)
+    assert rows == [pytest.approx(row) for row in run.history] and rows[0]["epoch"] == 1
+
+
 def test_a_probe_keeps_groups_whole(source, tmp_path):
     write_images(tmp_path / "photos", 24)  # 000.png to 023.png: three groups, one of which is for validation
     options = {"source": str(tmp_path / "photos"), "group": r"(\d\d)\d\.png", "val_fraction": 1 / 3}
@@ -277,7 +284,7 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
         ({"best_by": "loss"}, "best_by is loss, but a probe"),
         ({"compile": True}, "compile is True, but a probe"),
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
-        ({"track": "tensorboard"}, r"track is \('tensorboard',\), but a probe"),
+        ({"track": "tensorboard"}, r"track is \['tensorboard'\], but a probe"),
         ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),
         ({"distill": {"teacher": "mnist"}}, "distill.teacher is mnist, but a probe"),
     ],
@@ -440,7 +447,8 @@ def test_a_head_is_not_fitted_first_to_many_images(source, monkeypatch):
 
 def test_a_path_is_kept_whole_and_a_name_as_it_is(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert start_settings("source", None, None) == ['start.weights="source"']
+    assert start_settings("source", None, None, resume=True) == ['start.weights="source"', "start.revision=null"]
+    assert start_settings("hf:owner/name", None, None, resume=True) == ['start.weights="hf:owner/name"']
     settings = start_settings("hf:owner/name", "deit", "0123")
     recipe, _, _ = choose_recipe("digits", "probe", settings)
     kept = {"weights": "hf:owner/name", "arch": "deit", "revision": "0123", "probe": True, "probe_first": False}
@@ -466,3 +474,34 @@ def test_a_head_in_another_order_of_classes_is_a_new_one(started, tmp_path):
     pixels, labels = stripes(24)
     data = ImageSet.from_arrays(pixels, labels, class_names=CLASSES)
     assert started(weights=tmp_path / "turned", data=data).results["start"]["new_head"] is True
+
+
+def test_training_goes_on_from_a_run_whose_own_weights_had_an_architecture(started, tmp_path):
+    run = started(start={"weights": str(tmp_path / "source")}, optim=STILL)
+    recipe = (run.folder / "recipe.yaml").read_text()
+    begun = recipe.replace("arch: null", "arch: vit_b_16").replace("revision: null", "revision: main")
+    assert begun.count("vit_b_16") == begun.count(": main") == 1
+    (tmp_path / "begun.yaml").write_text(begun)
+    settings = start_settings(str(run.folder), None, None)
+    chosen, *_ = choose_recipe(None, str(tmp_path / "begun.yaml"), [*settings, "data.source=digits"])
+    assert (chosen.start.weights, chosen.start.arch, chosen.start.revision) == (str(run.folder), None, None)
+
+
+def test_validation_images_that_the_weights_learnt_from_are_told_of_arrays_too(tmp_path, caplog):
+    own = ImageSet.from_arrays(*stripes(48), class_names=CLASSES)
+    quiet = {"console": Console(quiet=True), "pictures": False}
+    fit(tiny_recipe(), own, out=tmp_path / "first", **quiet)
+    caplog.clear()
+    fit(read_recipe(tiny_recipe(), [f"start.weights={tmp_path / 'first'}"]), own, out=tmp_path / "same", **quiet)
+    assert "learnt from" not in caplog.text
+    other = read_recipe(tiny_recipe(), [f"start.weights={tmp_path / 'first'}", "data.split_seed=1"])
+    fit(other, own, out=tmp_path / "other", **quiet)
+    assert f"of 12 validation images are among those that {tmp_path / 'first'} learnt from" in caplog.text
+
+
+def test_a_recipe_for_a_set_from_python_is_chosen_like_any_other():
+    own = ImageSet.from_arrays(*stripes(48, side=16), class_names=CLASSES)
+    recipe, data, reason = choose_recipe(own, None, [])
+    assert data is own and recipe.data.source is None
+    assert reason.startswith("recipe small-images, chosen for 48 training images: epochs=300 model.patch_size=2")
+    assert recipe.epochs == 300

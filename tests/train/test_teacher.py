@@ -107,7 +107,7 @@ def test_a_student_learns_what_its_teacher_knows_and_not_the_labels(taught, tmp_
     assert alone.results["test"]["top1"] < 0.1
 
 
-def test_the_teacher_answers_the_same_views_before_they_are_made_small(taught, monkeypatch):
+def test_the_teacher_answers_the_same_mixed_views_before_they_are_made_small(taught, monkeypatch):
     asked, trained = [], []
     original = ViT.forward
 
@@ -116,7 +116,7 @@ def test_the_teacher_answers_the_same_views_before_they_are_made_small(taught, m
         return original(self, images, **more)
 
     monkeypatch.setattr(ViT, "forward", spy)
-    taught(augment={"shrink": 0.5, "rotation": 20}, on_step=stop_in_step_2)
+    taught(augment={"shrink": 0.5, "rotation": 20, "mixup": 1.0}, on_step=stop_in_step_2)
     view, seen = asked[0], trained[0]
     assert view.shape[2:] == (8, 8) and seen.shape[2:] == (4, 4)
     halved = F.interpolate(view, (4, 4), mode="bilinear", antialias=True, align_corners=False)

@@ -6,6 +6,7 @@ import re
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -226,14 +227,6 @@ def test_a_missing_file_is_one_clear_error(saved, name):
     assert refused(saved) == f"{saved} has no {name}: give a folder with model.safetensors and config.json"
 
 
-def test_parts_that_do_not_fit_together_make_no_bundle():
-    bundle = tiny_bundle()
-    with pytest.raises(ValueError, match=r"^1 class names for a model of 3 classes$"):
-        Bundle(bundle.model, bundle.preprocess, ("ant",))
-    with pytest.raises(ValueError, match=r"^preprocessing makes 1 x \(12, 12\) images, the model reads 1 x \(8, 8\)$"):
-        replace(bundle, preprocess=Preprocess(image_size=12, mean=(0.5,), std=(0.5,)))
-
-
 def test_reading_a_model_leaves_random_numbers_as_they_were(saved):
     for read in (Bundle.load, load_weights):
         torch.manual_seed(1)
@@ -310,3 +303,18 @@ def test_preprocessing_travels_with_the_weights(tmp_path):
     preprocess = Preprocess(image_size=8, mean=(0.1,), std=(0.9,), interpolation="nearest", fit="squash")
     Bundle(bundle.model, preprocess, CLASSES).save(tmp_path)
     assert Bundle.load(tmp_path).preprocess == preprocess
+
+
+def test_class_names_are_texts_whatever_holds_them(tmp_path):
+    whole = tiny_bundle()
+    made = Bundle(whole.model, whole.preprocess, np.array([3, 5, 7]))
+    assert made.class_names == ("3", "5", "7")
+    made.save(tmp_path)
+    assert Bundle.load(tmp_path).class_names == made.class_names
+    with pytest.raises(ValueError, match=r"^class_names is the text 'abc': give a list of names$"):
+        Bundle(whole.model, whole.preprocess, "abc")
+
+
+def test_weights_of_the_hub_are_no_run_and_the_way_to_them_is_told():
+    with pytest.raises(ValueError, match=r"^hf:o/n is of another library: in Python, give vitreous\.weights\."):
+        predict("hf:o/n", [])

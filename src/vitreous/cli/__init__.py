@@ -110,13 +110,13 @@ def _in_words(error: Exception) -> str | None:
     if isinstance(error, OSError) and (way_out := WAYS_OUT.get(getattr(error.__cause__, "errno", None))):
         return f"{message}: {way_out}"
     runtime = isinstance(error, RuntimeError)
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")) and not lacks_memory(error):
+        return f"the model does not compile here ({first_line(error)}): set compile=false"
     if runtime and ("shared memory" in message or "DataLoader worker" in message):
         way_out = ": give data.workers=0" if command == "train" else ""
         return f"a process that reads images has died, often for lack of shared memory{way_out}"
     if lacks_memory(error):
         return f"not enough memory: {LESS_MEMORY.get(command, 'use --device cpu, or a machine with more')}"
-    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        return f"the model does not compile here ({first_line(error)}): set compile=false"
     if not runtime:
         return message
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and any(name in message for name in ("gloo", "NCCL")):

@@ -51,12 +51,7 @@ def evaluate(
     if out is not None:
         check_outside_data(out, model, data)
     judged = judge_run(model, data, split=split, device=device, skip_broken=skip_broken)
-    Console().print(results_table({judged.name: judged.figures}))
-    if judged.name == "given":
-        print(f"{data} has only one split: all its images were judged")
-    elif split is None and judged.name != "test":
-        print(f"there are no test images: judged on {judged.name}")
-    if out is not None:
+    if out is not None:  # before printing, for whoever reads that may leave
         from vitreous.device import pick_device
         from vitreous.prediction import precision_for
         from vitreous.report import evaluation_report
@@ -64,6 +59,8 @@ def evaluate(
 
         where = pick_device(device)
         write_json(record, record_evaluation(judged))  # first: it marks the others as ours
+        for file in (results, answers, classes, report):  # else, cut short, an earlier model's would stand beside it
+            file.unlink(missing_ok=True)
         write_json(results, {judged.name: judged.figures})
         write_answers([judged], judged.bundle.class_names, answers)
         write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
@@ -74,6 +71,12 @@ def evaluate(
             data=data,
             environment=environment(where, precision_for(model, "auto", where), 1),
         )
+    Console().print(results_table({judged.name: judged.figures}))
+    if judged.name == "given":
+        print(f"{data} has only one split: all its images were judged")
+    elif split is None and judged.name != "test":
+        print(f"there are no test images: judged on {judged.name}")
+    if out is not None:
         print(f"report: {report}")
 
 

@@ -27,7 +27,7 @@ def results_table(results: dict) -> "Table":
     table = Table("", *splits)
     for key, label in NAMES.items():
         texts = [figure_text(key, figures.get(key)) for figures in splits.values()]
-        if "" not in texts:
+        if any(texts):
             table.add_row(label, *texts)
         if key == "top1":
             intervals = (top1_interval(figures) for figures in splits.values())

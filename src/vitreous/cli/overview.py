@@ -35,7 +35,7 @@ def summary(
         if (SHIPPED / model / CONFIG).is_file():
             print(f"showing the recipe {model}; for the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])
-        if recipe.start != StartOptions() and "dim" not in recipe.model.model_fields_set:
+        if recipe.start != StartOptions(whiten=recipe.start.whiten) and "dim" not in recipe.model.model_fields_set:
             raise ValueError(
                 f"recipe {model} takes the model of the weights that it starts from: name a run of it, or a size"
             )

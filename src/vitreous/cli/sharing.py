@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import output
+from vitreous.cli.options import Architecture, Revision, RunArgument, output
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run, a folder with its model, or a shipped name.")],
+    run: RunArgument,
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="onnx, pt2, int8, timm or huggingface.")],
     data: Annotated[
         str | None, typer.Option(help="Check its answers on this DATA \\[default: the run's, else noise].")
@@ -22,9 +22,11 @@ def export(
         float | None,
         typer.Option(help="Largest difference of a logit \\[1e-4]; for int8 the loss of top-1 \\[0.005]."),
     ] = None,
+    arch: Architecture = None,
+    revision: Revision = None,
 ) -> None:
     """Write a trained model in another format, once its answers have been checked."""
-    from vitreous.cli.asked import check_outside_data
+    from vitreous.cli.asked import asked_model, check_outside_data
     from vitreous.export import export_run
     from vitreous.export.deploy import CHECKPOINTS, GRAPHS
     from vitreous.export.example import EXAMPLE, PICTURE
@@ -32,10 +34,11 @@ def export(
     from vitreous.weights.bundle import CONFIG
     from vitreous.weights.maps import TEMPERATURE
 
+    model = asked_model(run, arch, revision)
     if out is not None:
-        check_outside_data(out, run, data)
+        check_outside_data(out, model, data)
     folder, receipt = export_run(
-        run, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
+        model, form, data=data, out=out, preprocess_inside=preprocess_inside, tolerance=tolerance
     )
     took = receipt["milliseconds_per_image"]
     names = sorted(file.name for file in folder.iterdir() if not file.name.startswith("."))  # of a killed export

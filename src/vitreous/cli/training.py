@@ -97,7 +97,7 @@ def train(
     console = Console(quiet=not is_main())
     if not is_main():
         logging.getLogger("vitreous").addHandler(logging.NullHandler())  # the main process says it
-    overrides += start_settings(weights, arch, revision)
+    overrides = [*start_settings(weights, arch, revision, resume), *overrides]
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)

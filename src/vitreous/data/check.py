@@ -62,30 +62,40 @@ def check(
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)
-    return findings + (leaks("validation", val.images, train.images, hashes) if val is not None else [])
+    if val is not None and (leaked := leaks("validation", val.images, train.images, hashes)):
+        findings.append(leaked)
+    return findings
 
 
-def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None = None) -> list[str]:
-    """A line about images of a split that are also in train, if both are decoded. hashes: those of train, if known."""
-    if not (isinstance(images, ArrayImages) and isinstance(train, ArrayImages)):
-        return []
-    theirs, hashes = image_hashes(images), image_hashes(train) if hashes is None else hashes
+def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None) -> str:
+    """A line about images of a split that are also in train, if both are decoded; else "".
+
+    hashes: `image_hashes` of train; None if it is not decoded.
+    """
+    if hashes is None or not isinstance(images, ArrayImages):
+        return ""
+    theirs = image_hashes(images)
     leaked = np.flatnonzero(np.isin(theirs, hashes))
     if not len(leaked):
-        return []
+        return ""
     row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
     example = _pair(images.describe(leaked[0]), train.describe(row))
-    return [f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"]
+    return f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"
 
 
-def copies_among(images: Images, hashes: np.ndarray, which: str, who: str) -> str:
-    """A line about images that are copies of those with these `image_hashes`, if they are decoded; else "".
+def are_among(images: Images, hashes: np.ndarray) -> np.ndarray:
+    """Which images are copies of those with these `image_hashes`, bool (N,); none if they are not decoded."""
+    if not (len(hashes) and isinstance(images, ArrayImages)):
+        return np.zeros(len(images), bool)
+    return np.isin(image_hashes(images), hashes)
+
+
+def copies_among(images: Images, among: np.ndarray, which: str, who: str) -> str:
+    """A line about images that are `are_among` others; "" if none is.
 
     which: how they are called, with their number. who: has learnt from those.
     """
-    if not (len(hashes) and isinstance(images, ArrayImages)):
-        return ""
-    copies = np.flatnonzero(np.isin(image_hashes(images), hashes))
+    copies = np.flatnonzero(among)
     if not len(copies):
         return ""
     example = images.describe(copies[0])

@@ -80,6 +80,8 @@ class ImageSet:
     def __post_init__(self):
         if len(set(self.class_names)) < len(self.class_names):
             raise ValueError(f"{self.source}: class names {self.class_names} repeat: make them differ")
+        if "/" in self.name or not self.name.strip("."):
+            raise ValueError(f"the set's name is '{self.name}', by which runs are named: give one without /")
         for name, split in self.splits.items():
             if not len(split):
                 raise ValueError(f"{self.source}: {name} holds no images")
@@ -377,5 +379,7 @@ def _dataset_labels(name: str, dataset) -> np.ndarray:
 def _integers(name: str, labels) -> np.ndarray:
     labels = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{name} labels are {labels.dtype} {labels.shape}: give one integer an image")
+        names = "; np.unique(labels, return_inverse=True) makes class_names and integers of names"
+        way_out = f"give one integer an image{names if labels.dtype.kind in 'OUS' else ''}"
+        raise ValueError(f"{name} labels are {labels.dtype} {labels.shape}: {way_out}")
     return labels.astype(np.int64)

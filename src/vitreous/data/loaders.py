@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ MEASURED = 1 << 30  # bytes of pixels used for mean and standard deviation
 COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
 FITTING = 4  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
+ABANDONED = 86_400  # seconds after which an unfinished file is that of a process that was killed
 REPORTED = 20  # broken images that are logged individually
 
 Progress = Callable[[int, int], None]  # gets the images done and the total
@@ -247,6 +249,10 @@ def _cached(
     except (OSError, ValueError, EOFError):  # missing or damaged
         pass
 
+    for old in file.parent.glob(f"{file.stem}.*.unfinished"):
+        with suppress(OSError):  # another process has taken it away
+            if time.time() - old.stat().st_mtime > ABANDONED:
+                old.unlink()
     unfinished = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.unfinished")
     try:
         shape = (len(whole), *preprocess.shape)

@@ -96,8 +96,8 @@ def _absolute_path(path: Path) -> Path:
 def _called(path: Path) -> str:
     """The name of a set: that of its file, or of the folder if the file's name says nothing."""
     if path.is_dir():
-        return path.name
-    return path.parent.name if path.stem.lower() in {*SPLITS, "labels", "metadata"} else path.stem
+        return path.name or "data"
+    return (path.parent.name or "data") if path.stem.lower() in {*SPLITS, "labels", "metadata"} else path.stem
 
 
 def _without_columns(image_set: ImageSet, label: str | None) -> ImageSet:

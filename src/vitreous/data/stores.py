@@ -313,7 +313,10 @@ def as_pixels(images) -> np.ndarray:
     if isinstance(images, torch.Tensor):
         images = images.detach().cpu()
         images = (images.float() if images.is_floating_point() else images).numpy()
-    images = np.asanyarray(images)
+    try:
+        images = np.asanyarray(images)
+    except ValueError as error:  # numpy's, of a list
+        raise ValueError("images are of several shapes: give a dataset of them to ImageSet.from_dataset") from error
     if images.ndim == 3:
         images = images[:, None]
     if images.ndim != 4 or not images.size:

@@ -27,9 +27,9 @@ class OpenPass(NamedTuple):
 def open_pass(model: ViT, images: Tensor) -> OpenPass:
     """Run normalised images (B, C, H, W) through the model, keeping all intermediate results in the graph.
 
-    Attention and pooling are computed as explicit products, equal to the fused ones up to rounding. Under
-    `torch.no_grad` this is `ViT.trace` plus the pooling weights; otherwise gradients of the logits can be taken with
-    respect to every tensor returned, even where the parameters are frozen.
+    Attention and pooling are computed as explicit products, equal to the fused ones up to rounding. Unless under
+    `torch.no_grad`, gradients of the logits can be taken with respect to every tensor returned, even where the
+    parameters are frozen.
     """
     with evaluating(model):
         x = model.embed(images.detach().requires_grad_(torch.is_grad_enabled()))

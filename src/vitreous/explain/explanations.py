@@ -118,7 +118,7 @@ class Explanation:
             pairs = {"deletion": (self.curves.deletion, self.random_curves.deletion)}
             pairs["insertion"] = (self.curves.insertion, self.random_curves.insertion)
             shares = self.curves.shares
-            curves = {kind: [x.flatten().cpu().numpy() for x in (shares, *pair)] for kind, pair in pairs.items()}
+            curves = {kind: [x.flatten().numpy() for x in (shares, *pair)] for kind, pair in pairs.items()}
         heads = dict(enumerate(zip(self.attention, self.attention_elsewhere, strict=True), start=1))
         bars = list(zip(self.classes, self.probabilities, strict=True))  # imported classes may share a name
         for name, probability in ((self.target, self.target_probability), (self.against, self.against_probability)):
@@ -135,7 +135,9 @@ class Explanation:
         if self.method == "attention":
             method += whose
         if self.method == "rollout":
-            other = {f"attention, block {self.layer}, mean of heads{whose}": self.attention.mean(axis=0)}
+            on_patches = np.maximum(1 - self.attention_elsewhere, 1e-12)  # as each head's map is scaled to sum to 1
+            mean = np.average(self.attention, axis=0, weights=on_patches)
+            other = {f"attention, block {self.layer}, mean of heads{whose}": mean}
         else:
             other = {"attention rollout, for any class": self.rollout}
         draw(
@@ -208,11 +210,11 @@ def explain(
                 seen = open_pass(model, x)
             row = seen.pool.mean(dim=1)  # (B, N)
             probabilities = (seen.logits / bundle.temperature).softmax(dim=1)
-            top = probabilities.topk(min(TOP, config.num_classes), dim=1)
-            targets = top.indices[:, 0] if chosen is None else torch.full_like(top.indices[:, 0], chosen)
+            shares, classes = probabilities.sort(dim=1, descending=True, stable=True)
+            targets = classes[:, 0] if chosen is None else torch.full_like(classes[:, 0], chosen)
             others = None if other is None else torch.full_like(targets, other)
             if chosen is None and others is not None:
-                targets = torch.where(targets == others, top.indices[:, 1], targets)
+                targets = torch.where(targets == others, classes[:, 1], targets)
             from_here = row
             if patch is not None:
                 from_here = torch.zeros_like(row)
@@ -241,8 +243,8 @@ def explain(
                 yield Explanation(
                     image=name,
                     pixels=pixels[i],
-                    classes=tuple(bundle.class_names[k] for k in top.indices[i].tolist()),
-                    probabilities=tuple(top.values[i].tolist()),
+                    classes=tuple(bundle.class_names[k] for k in classes[i, :TOP].tolist()),
+                    probabilities=tuple(shares[i, :TOP].tolist()),
                     target=bundle.class_names[int(targets[i])],
                     against=None if other is None else bundle.class_names[other],
                     target_probability=probabilities[i, targets[i]].item(),

@@ -24,8 +24,8 @@ class Curves(NamedTuple):
     """(B, S + 1): from a blurred image to the whole one, most important patches first. A good map makes it rise."""
 
     def of(self, row: int) -> "Curves":
-        """The curves of one image, B = 1."""
-        return Curves(self.shares, self.deletion[row : row + 1], self.insertion[row : row + 1])
+        """The curves of one image, B = 1, on the host."""
+        return Curves(*(values.cpu() for values in (self.shares, self.deletion[[row]], self.insertion[[row]])))
 
     @property
     def deletion_area(self) -> Tensor:

@@ -1,8 +1,9 @@
 """`export_run`: export a trained model to another format, and verify that it is the same function."""
 
-import os
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,8 @@ from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
 from vitreous.files import check_folder, check_free, path_of, write_json
 from vitreous.prediction import eval_batch_size
-from vitreous.weights import Bundle, find_bundle
+from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained, is_shipped
 
 RECEIPT = "parity.json"
 GRAPHS = {"onnx": write_onnx, "pt2": write_pt2, "int8": write_int8}
@@ -28,7 +30,7 @@ FORMATS = tuple(TOLERANCE)
 
 
 def export_run(
-    run: os.PathLike[str] | str,
+    run: Trained,
     form: str,
     *,
     data: ImageSet | Path | str | None = None,
@@ -38,10 +40,11 @@ def export_run(
 ) -> tuple[Path, dict[str, Any]]:
     """Write a run's model as one of FORMATS, by default into RUN/export/<form>/; returns that folder and the receipt.
 
-    data: images to compare both models on, by default the run's own, or noise if they are not available. A graph comes
-    with `example.json` and `example.png`, one of these images and its output, unless they are noise. preprocess_inside:
-    graphs take uint8 pixels and normalise them themselves. tolerance: the largest difference allowed between two
-    logits; for int8 the share of images by which top-1 may fall (default: TOLERANCE).
+    run: as for `predict`; a shipped model and a loaded `Bundle` need `out`. data: images to compare both models on, by
+    default the run's own, or noise if they are not available. A graph comes with `example.json` and `example.png`, one
+    of these images and its output, unless they are noise. preprocess_inside: graphs take uint8 pixels and normalise
+    them themselves. tolerance: the largest difference allowed between two logits; for int8 the share of images by which
+    top-1 may fall (default: TOLERANCE).
 
     Raises ValueError, leaving the folder's contents unchanged, for a model that the format cannot express and for an
     export that computes another function; ImportError if the format needs a package that is not installed.
@@ -54,23 +57,25 @@ def export_run(
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
     need(form, NEEDED.get(form, ()), "export")
-    source = find_bundle(run)
-    own = path_of(run)
-    home = own if source in (own, own / "model") else source
-    if out is None and home != own:
-        raise ValueError(f"{run} is a shipped model and has no run folder here: name a folder with --out")
-    folder = path_of(out) if out is not None else home / "export" / form
+    own = None if isinstance(run, Bundle) or is_shipped(run) else path_of(run)
+    if out is None and own is None:
+        name = "the model" if isinstance(run, Bundle) else f"{run} is a shipped model and"
+        raise ValueError(f"{name} has no run folder here: name a folder with --out")
+    folder = path_of(out) if out is not None else own / "export" / form
+    bundle = Bundle.of(run)
+    if bundle is run:  # its model may be in training mode, or on a GPU
+        bundle = replace(bundle, model=copy.deepcopy(bundle.model).cpu().eval())
     check_folder(folder)
-    bundle = Bundle.load(source)
 
     with _made(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
         part = Path(scratch)
         rounded = form == "int8"
-        inputs = find_inputs(home, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
+        inputs = find_inputs(run, bundle, sum(BATCHES), MANY if rounded else sum(BATCHES), data)
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         figures = compare(PixelModel(bundle), after, inputs, eval_batch_size(bundle.model.config))
         if fault := faults(figures, tolerance, rounded=rounded):
-            raise ValueError(f"the {form} export of {run} is another function and was not kept: {fault}")
+            name = "the model" if isinstance(run, Bundle) else run
+            raise ValueError(f"the {form} export of {name} is another function and was not kept: {fault}")
         packages = ("vitreous", "torch", "pillow", *NEEDED.get(form, ()))
         receipt = {"format": form, "preprocess_inside": preprocess_inside, "tolerance": tolerance, **figures}
         receipt |= {"sha256": bundle.digest(), "threads": torch.get_num_threads()}

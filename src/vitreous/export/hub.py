@@ -43,7 +43,7 @@ def push_run(run: os.PathLike[str] | str, repo: str, *, private: bool = False, d
         if not dry_run:
             _upload(folder, repo, private)
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-        return Pushed(files, (folder / CARD).read_text())
+        return Pushed(files, (folder / CARD).read_text(encoding="utf-8"))
 
 
 def _upload(folder: Path, repo: str, private: bool) -> None:

@@ -1,8 +1,6 @@
 """The parity receipt: whether an exported model is the same function."""
 
-import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ from vitreous.data.stores import Images
 from vitreous.evaluation import as_known, own_data
 from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
+from vitreous.weights.bundle import Trained
 
 BATCHES = (1, 2, 7, 32, 200)
 MANY = 1000  # images, where accuracy is compared and not logits
@@ -35,7 +34,7 @@ class Inputs(NamedTuple):
 
 
 def find_inputs(
-    run: os.PathLike[str] | str, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
+    run: Trained, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
 ) -> Inputs:
     """Images spread evenly over `data`, or else over the split that a run is judged on; noise if the run's are unknown
     or cannot be read."""
@@ -57,6 +56,7 @@ def find_inputs(
     return Inputs(pixels, labels, name, split.images.original(0))
 
 
+@torch.inference_mode()
 def compare(before: Answer, after: Answer, inputs: Inputs, most: int = BATCHES[-1]) -> dict[str, Any]:
     """Run both models on the same inputs, alternating by batch, and report how far they differ and how long they take.
 
@@ -72,9 +72,9 @@ def compare(before: Answer, after: Answer, inputs: Inputs, most: int = BATCHES[-
         call(inputs.pixels[:1])  # warm-up
     for batch in inputs.pixels.split(sizes):
         for name, call in calls.items():
-            answer, taken = _timed(call, batch)
-            logits[name].append(answer)
-            seconds[name] += taken
+            start = time.perf_counter()
+            logits[name].append(call(batch))
+            seconds[name] += time.perf_counter() - start
     a, b = (torch.cat(found) for found in logits.values())
     count = len(inputs.pixels if inputs.labels is None else inputs.labels)
     answers, others = a[:count].argmax(dim=1), b[:count].argmax(dim=1)
@@ -106,10 +106,3 @@ def faults(figures: dict[str, Any], tolerance: float, *, rounded: bool) -> str:
     if not difference <= tolerance:  # also catches NaN; within it, answers differ in ties alone
         return f"logits differ by {difference:.2g} on {figures['inputs']}, beyond {tolerance:g}"
     return ""
-
-
-@torch.inference_mode()
-def _timed(call: Callable[[Tensor], Tensor], batch: Tensor) -> tuple[Tensor, float]:
-    start = time.perf_counter()
-    answer = call(batch)
-    return answer, time.perf_counter() - start

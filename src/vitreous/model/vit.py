@@ -5,7 +5,6 @@ B batch, C channels, H W pixels, N tokens, D width, h heads, d head width, K cla
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -127,17 +126,6 @@ class Pool(nn.Module):
         return (weights.transpose(1, 2) @ patches.to(weights.dtype)).squeeze(1)
 
 
-class Trace(NamedTuple):
-    """A forward pass with its intermediate results: what `ViT.trace` returns."""
-
-    blocks: list[Tensor]
-    """Output of each block, L times (B, N, D)."""
-    attention: list[Tensor]
-    """Attention weights of each block, L times (B, h, N, N)."""
-    logits: Tensor
-    """(B, K)."""
-
-
 class ViT(nn.Module):
     """A Vision Transformer: images (B, C, H, W), normalised -> logits (B, K).
 
@@ -244,18 +232,6 @@ class ViT(nn.Module):
         for module in self.modules():
             if isinstance(module, NeighbourConv):
                 module.grid = self.grid
-
-    @torch.no_grad()
-    def trace(self, images: Tensor) -> Trace:
-        """A forward pass that keeps each block's output and attention weights, at no cost to `forward`."""
-        x = self.embed(images)
-        blocks, attention = [], []
-        for block in self.blocks:
-            attention.append(block.attention.weights(block.norm1(x), self.rotary))
-            x = block(x, self.rotary)
-            blocks.append(x)
-        x = x if self.config.norm_after_pool else self.norm(x)
-        return Trace(blocks, attention, self.head(self.pooled(x)))
 
     def reset_head(self, num_classes: int) -> None:
         """Replace the head with a new one for `num_classes` classes, whose logits are all 0."""

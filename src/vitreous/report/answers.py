@@ -49,26 +49,19 @@ def results_section(judged: dict[str, Judged], values: dict[str, str], chosen: s
         note = f"{chosen} There are no test images either, so nothing was judged."
         return Section("results", "Results", f"<p>{note}</p>{tiles(values)}")
     counts = [answers.confusion for answers in judged.values()]
-    return _results({name: answers.figures for name, answers in judged.items()}, counts, values, chosen)
+    return results_of({name: answers.figures for name, answers in judged.items()}, counts, values, chosen)
 
 
-def fold_results_section(
-    parts: Sequence[Judged], pooled: dict[str, Any], values: dict[str, str], chosen: str
-) -> Section:
-    """The same for a cross-validation, each part predicted by its own model. pooled: its `pooled_figures`."""
-    return _results({"folds": pooled}, [sum(part.confusion for part in parts)], values, chosen)
-
-
-def _results(
+def results_of(
     figures: dict[str, dict[str, Any]], counts: Sequence[np.ndarray], values: dict[str, str], chosen: str
 ) -> Section:
-    """figures: by split. counts: their confusion matrices."""
+    """The same from figures by split, `folds` for a cross-validation, and their confusion matrices."""
     last, judged = list(figures.items())[-1]
     low, high = top1_interval(judged)
     head = "".join(f'<th scope="col">{SPLIT_LABELS[name]}</th>' for name in figures)
     rows = []
     for key, label in NAMES.items():
-        if None not in [split.get(key) for split in figures.values()]:
+        if any(split.get(key) is not None for split in figures.values()):
             cells = "".join(f"<td>{_figure(key, split)}</td>" for split in figures.values())
             if key == "loss" and any(split["ece"] != split["ece_unscaled"] for split in figures.values()):
                 label += ", unscaled"
@@ -112,7 +105,7 @@ def _figure(key: str, figures: dict[str, Any]) -> str:
     elif key == "top5" and "groups" not in figures:
         low, high = wilson(round(figures["top5"] * figures["count"]), figures["count"])
     else:
-        return figure_text(key, figures[key])
+        return figure_text(key, figures.get(key))
     return f"{figures[key]:.2%}<small>{low:.2%} &ndash; {high:.2%}</small>"
 
 
@@ -334,7 +327,7 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
     where = next(bundle.model.parameters()).device
     truths = answers.labels[rows]
-    answered, second = shares[rows].topk(2).indices.unbind(dim=1)
+    answered, second = shares[rows].argsort(dim=1, descending=True, stable=True)[:, :2].unbind(dim=1)
     others = second.where(answered == truths, truths)  # the class that the answer is contrasted with
     asked = (torch.from_numpy(pixels).to(where), answered.to(where), method, others.to(where))
     maps = evidence(bundle, *asked).cpu().numpy()

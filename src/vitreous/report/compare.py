@@ -10,6 +10,7 @@ import numpy as np
 from rich import markup
 from rich.table import Table
 
+from vitreous.files import path_of
 from vitreous.messages import shorten
 from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
 from vitreous.page import write_page
@@ -205,7 +206,7 @@ def render(runs: Sequence[Finished]) -> list[Table]:
     return tables
 
 
-def compare_page(file: Path, runs: Sequence[Finished]) -> None:
+def compare_page(file: Path | str, runs: Sequence[Finished]) -> None:
     """Write the comparison as one HTML file."""
     names, colors, charts = [run.name for run in runs], _colors(runs), ""
     for split in ("test", "val"):
@@ -230,7 +231,7 @@ def compare_page(file: Path, runs: Sequence[Finished]) -> None:
     for caution in cautions(runs):
         lead += f" {caution}"
     heading = " · ".join(Path(name).resolve().name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
-    write_page(file, lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
+    write_page(path_of(file), lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 
 
 def _colors(runs: Sequence[Finished]) -> list[int]:

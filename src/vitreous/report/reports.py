@@ -18,7 +18,7 @@ from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.report.answers import answer_sections, fold_results_section, fold_sections, results_section
+from vitreous.report.answers import answer_sections, fold_sections, results_of, results_section
 from vitreous.report.charts import Line, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, facts, gallery, lay_out, scroll, shot
 from vitreous.weights import Bundle
@@ -104,7 +104,7 @@ def folds_report(
         "much folds differ, the standard deviation tells."
     )
     sections = [
-        fold_results_section(parts, results["pooled"], tiles, note),
+        results_of({"folds": results["pooled"]}, [sum(part.confusion for part in parts)], tiles, note),
         Section("folds", "By fold", _by_fold(runs)),
         *fold_sections(parts, results["pooled"]),
         Section("made", "How it was made", _command(environment) + _environment(environment) + _resolved(recipe)),

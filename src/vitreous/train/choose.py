@@ -19,8 +19,9 @@ TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
 
 
-def start_settings(weights: str | None, arch: str | None, revision: str | None) -> list[str]:
-    """--from, --arch and --revision as settings."""
+def start_settings(weights: str | None, arch: str | None, revision: str | None, resume: bool = False) -> list[str]:
+    """--from, --arch and --revision as settings. Weights bring both along, so that those of a recipe go; resume: they
+    are where the same weights are now, whose architecture stays."""
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
@@ -28,8 +29,12 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None) 
         return []
     if not weights:
         raise ValueError("--from is empty: give a run, weights, or hf:owner/name")
-    given = {"weights": weights, "arch": arch, "revision": revision}
-    return [f"start.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
+    given: dict[str, str | None] = {"weights": weights}
+    if arch is not None or not resume:
+        given["arch"] = arch
+    if revision is not None or not (resume and weights.startswith("hf:")):
+        given["revision"] = revision
+    return [f"start.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
 def lasting(weights: str) -> str:
@@ -39,14 +44,19 @@ def lasting(weights: str) -> str:
 
 
 def choose_recipe(
-    source: str | None, name: str | None, overrides: list[str], run: Path | None = None, device: str = "auto"
+    source: str | ImageSet | None,
+    name: str | None,
+    overrides: list[str],
+    run: Path | None = None,
+    device: str = "auto",
 ) -> tuple[Recipe, ImageSet | None, str]:
     """The recipe for DATA, the data if choosing required loading it, and a line that explains the choice.
 
-    source: DATA. name: a recipe's name or file. run: the folder of a run to resume; its own recipe is used unless
-    another is given, and DATA says where its images are now. Without a name, the recipe is finetune if there are
-    weights to start from, else the one named after DATA (without a CUDA GPU, DATA-amx or DATA-cpu if it exists), else
-    one for the size of the images. Raises ValueError for an override that would do nothing.
+    source: DATA, or a set from Python, which the recipe then does not name. name: a recipe's name or file. run: the
+    folder of a run to resume; its own recipe is used unless another is given, and DATA says where its images are now.
+    Without a name, the recipe is finetune if there are weights to start from, else the one named after DATA (without a
+    CUDA GPU, DATA-amx or DATA-cpu if it exists), else one for the size of the images. Raises ValueError for an override
+    that would do nothing.
     """
     if run is not None and not (source or name):
         return read_recipe(run / "recipe.yaml", overrides), None, ""
@@ -56,7 +66,7 @@ def choose_recipe(
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason, settings = None, "", []
     if name is None:
-        place, _ = split_source(source)
+        place = None if isinstance(source, ImageSet) else split_source(source)[0]
         if any(setting.startswith("start.weights=") for setting in overrides):
             data, name = load(source), "finetune"
             settings = [f"epochs={min(max(round(TUNING_SEEN / len(data.train)), 3), 30)}"]
@@ -76,6 +86,8 @@ def choose_recipe(
     source = source or recipe.data.source
     if source is None:
         raise ValueError(f"recipe {name} names no data: give DATA, such as digits or a folder of images")
+    if isinstance(source, ImageSet):
+        return recipe.with_options("data", source=None), source, reason
     return recipe.with_options("data", source=absolute(source)), data, reason
 
 

@@ -28,7 +28,7 @@ LOG = Path("train.log")
 NO_RUN = {Path("plots"), FIRST_BATCH, LOG}  # what a dry run or a failed start may leave behind
 # keys that may differ when a run is resumed; of data, weights and teacher the content is compared, not the place
 FREE = {"data.source", "data.skip_broken", "data.memory_budget", "data.workers", "track", "compile"}
-FREE |= {"start.weights", "distill.teacher"}
+FREE |= {"start.weights", "start.revision", "distill.teacher"}
 
 
 @contextmanager

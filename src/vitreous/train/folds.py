@@ -1,6 +1,7 @@
 """Cross-validation: one run per fold of the training images, and their pooled results."""
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from vitreous.data.check import differs
 from vitreous.data.folders import check_outside
@@ -18,7 +20,8 @@ from vitreous.metrics import WATCHED
 from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
-from vitreous.train.folder import RUNS, check_same_recipe, optional
+from vitreous.train.folder import RUNS, check_same_classes, check_same_recipe, optional
+from vitreous.train.loop import State
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
 from vitreous.train.start import check_recipe, check_start, check_unseen, load_start
@@ -36,6 +39,8 @@ def fit_folds(
     resume: bool = False,
     dry_run: bool = False,
     pictures: bool = True,
+    on_step: Callable[[State, Tensor], None] | None = None,
+    on_epoch: Callable[[dict[str, float]], None] | None = None,
     console: Console | None = None,
 ) -> Run:
     """Train `recipe.data.folds` times, each time with one stratified fold of the training images held out for testing.
@@ -45,7 +50,8 @@ def fit_folds(
     drawn with `data.split_seed`, by default `seed`: other seeds repeat the cross-validation with other folds. In `out`,
     `results.json` holds the figures of all folds with their mean and standard deviation, `answers.csv` the answer for
     each image by the model that had not seen it, `classes.csv` and `confusion.png` count these, and `report.html` shows
-    them. `resume` continues where the folds stopped; dry_run tries the first one. Raises ValueError as `fit` does.
+    them. `resume` continues where the folds stopped; dry_run tries the first one. on_step and on_epoch are those of
+    each run. Raises ValueError as `fit` does.
     """
     console = console or Console(quiet=not is_main())
     out = None if out is None else path_of(out)
@@ -53,6 +59,8 @@ def fit_folds(
     recipe, data = with_data(recipe, data)
     if recipe.data.folds is None:
         raise ValueError("data.folds is not given: say how many parts the images are cut into, such as data.folds=5")
+    if resume and out is not None:
+        check_same_classes(out / "fold-1", data.class_names)
     check_start(recipe, has_weights=recipe.start.weights is not None)
     check_unseen(recipe, data)
     if recipe.start.weights is not None:  # the model is that of the weights
@@ -71,7 +79,7 @@ def fit_folds(
             check_same_recipe(recipe, read_recipe(folder / "recipe.yaml"), folder)
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
-        runs = []
+        runs, stopped = [], False
         for fold in range(1, folds + 1):
             own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
             done = engine.from_main(partial(finished, own, part, data))
@@ -80,15 +88,17 @@ def fit_folds(
                 continue
             say(console, f"fold {fold} of {folds}:")
             begun = engine.from_main((own / "recipe.yaml").exists)
-            run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console)
-            if run.results is None:
+            calls = {"on_step": on_step, "on_epoch": on_epoch}
+            run = fit(part, data, out=own, device=device, resume=begun, pictures=pictures, console=console, **calls)
+            stopped = run.stopped
+            if run.results is None or (stopped and fold < folds):
                 again = resumption(folder, recipe, device, call="fit_folds")
                 say(console, f"go on with this and the other folds with: {again}")
-                return Run(folder)
+                return Run(folder, stopped=True)
             runs.append(run.results)
         with show_log(folder, console):
             results = engine.from_main(lambda: conclude(folder, recipe, data, engine.device, runs, pictures))
-        return Run(folder, results)
+        return Run(folder, results, stopped)
 
 
 def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:

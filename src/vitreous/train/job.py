@@ -57,6 +57,7 @@ class Job:
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.teacher, self.pictures = teacher, pictures
         self.taught_by = teacher.sha256 if teacher else ""
+        self.stopped = False
         self.checkpoint = folder / "checkpoints" / "last.pt"
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
             torch.cuda.empty_cache()  # what an earlier run has left reserved would count
@@ -165,6 +166,7 @@ class Job:
             if on_step is not None:
                 hooks.on_step = on_step
             done = self.loop(hooks, recipe)
+            self.stopped = bool(self.engine.max(stop())[0])
         if done and state.epoch < recipe.epochs:
             say(self.console, f"ended after epoch {state.epoch} of {recipe.epochs}: {stop_reason(state, recipe)}")
         return done

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.check import copies_among, digest_of, image_hashes, leaks
+from vitreous.data.check import are_among, copies_among, digest_of, image_hashes, leaks
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
@@ -54,9 +54,8 @@ def finish(job: Job) -> dict[str, Any]:
         told = {key: job.summary[key] | {"test": value} for key, value in judged_of.items() if value}
         write_json(job.folder / "data.json", job.summary | told)
         images, weights = judged["test"].images, job.recipe.start.weights
-        findings = leaks("test", images, train, hashes)
-        findings.append(copies_among(images, before, f"{len(images)} test", weights))
-        for finding in filter(None, findings):
+        copies = copies_among(images, are_among(images, before), f"{len(images)} test", weights)
+        for finding in filter(None, (leaks("test", images, train, hashes), copies)):
             log.warning("%s", finding)
     results = {
         "params": job.parameters,

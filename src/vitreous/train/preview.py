@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.augment import mix
-from vitreous.data.check import check
+from vitreous.data.check import are_among, check, copies_among
 from vitreous.messages import duration, shorten
 from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
@@ -56,7 +56,12 @@ def describe(job: Job, seen: Iterable[str], new: bool) -> None:
         )
     chooses = not job.recipe.start.probe  # which few images do not choose
     batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
-    for finding in (*seen, *check(job.data, *batches, group, chooses, white)):
+    findings = [*seen, *check(job.data, *batches, group, chooses, white)]
+    weights = job.recipe.start.weights
+    if job.start and job.val_batches and not any(line.startswith(f"{weights} learnt from") for line in seen):
+        images = job.val_batches.images
+        findings.append(copies_among(images, are_among(images, job.start.seen), f"{val} validation", weights))
+    for finding in filter(None, findings):
         if new:
             log.warning(finding)
         else:

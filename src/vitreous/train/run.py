@@ -31,7 +31,7 @@ from vitreous.train.job import Job
 from vitreous.train.loop import State
 from vitreous.train.preview import describe, estimate
 from vitreous.train.progress import say, show_log
-from vitreous.train.start import check_model, check_recipe, check_start, check_unseen, load_start
+from vitreous.train.start import check_model, check_recipe, check_start, check_suits, check_unseen, load_start
 from vitreous.train.teacher import load_teacher
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
@@ -53,6 +53,8 @@ class Run:
 
     folder: Path
     results: dict[str, Any] | None = None
+    stopped: bool = False
+    """Whether it was asked to stop, if only in its last epoch."""
 
     @staticmethod
     def load(folder: os.PathLike[str] | str) -> "Run":
@@ -120,8 +122,9 @@ def fit(
     come as `recipe.start.weights`. Afterwards it has those of the last step; those that the run keeps are in `bundle`.
     out: the run folder, by default the next free `runs/<name>`, or `runs/<name>-dry-run` for a dry run. device: auto,
     cpu, cuda, cuda:1 or mps. dry_run: check everything, draw the first batch and say how long the training will take.
-    pictures: `plots/` and `report.html`. on_step gets the state and the batch's loss, on_epoch the row of
-    `metrics.csv`; with several processes, each calls both. console: where progress is printed;
+    pictures: `plots/` and `report.html`. on_step gets the state, which goes on changing, and the loss of this process's
+    share of the batch, still on the device; on_epoch gets the row of `metrics.csv`. With several processes, each calls
+    both; a probe has no steps and one row, of the main process. console: where progress is printed;
     `rich.console.Console(quiet=True)` prints nothing.
 
     Raises ValueError for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates
@@ -144,6 +147,7 @@ def fit(
         raise BrokenImage(f"{name}, a test image, is not there: put it there, or leave it out by data.skip_broken=true")
     start = None
     if model is not None:
+        check_suits(model, data)
         recipe = recipe.model_copy(update={"model": model.config})
     elif recipe.start.weights is not None:
         with engine.first_on_machine():
@@ -184,13 +188,15 @@ def fit(
                 job.keep_present()
             elif recipe.start.probe:
                 engine.from_main(job.probe)
+                if on_epoch is not None and engine.main:
+                    on_epoch(dict(job.state.history[-1]))
             elif not job.train(on_step, on_epoch):
                 where = f"epoch {job.state.epoch + 1}, after {job.state.step} of its {job.steps} steps"
                 again, judged = (resumption(folder, recipe, device, how, job.given) for how in ("resume", "finish"))
                 say(console, f"stopped in {where}; go on with: {again}")
                 if job.state.epoch:  # else there is nothing to evaluate
                     say(console, f"or evaluate it as it is: {judged}")
-                return Run(folder)
+                return Run(folder, stopped=True)
             try:
                 results = engine.from_main(partial(outcome.finish, job))
             except (ValueError, RuntimeError, MemoryError) as error:
@@ -204,7 +210,7 @@ def fit(
                 raise ValueError(f"{said}; training is done and kept: then end the run by {again}{how}") from error
             after = job.state.epoch + 1  # W&B takes no earlier step, as in a resumed run
             engine.log(figures_of(results), step=after)
-            return Run(folder, results)
+            return Run(folder, results, job.stopped)
 
 
 def resumption(

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from vitreous.augment import Augment
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import split_source
@@ -17,12 +16,14 @@ from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import DataOptions, OptimOptions, Recipe, StartOptions
+from vitreous.recipe import DataOptions, Recipe, flat
 from vitreous.weights.load import load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
+PROBE_READS = ("start.", "data.", "model.", "seed", "precision", "optim.batch_size")
 DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # settings that decide which images are held out
+EXAMPLE = "vt.ViT(vt.ViTConfig(size='nano/4', image_size=32, num_classes=10))"
 POOLS = {"cls", "cls_mean"}  # both read the class token and have no weights, so `pool` may change between them
 
 
@@ -165,7 +166,7 @@ def check_model(model: ViT, recipe: Recipe) -> None:
     from; and frozen as far as `optim.freeze` says.
     """
     if not isinstance(model, ViT):
-        raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as vt.ViT(vt.ViTConfig(size='nano/4'))")
+        raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as {EXAMPLE}")
     with torch.device("meta"):
         plain = ViT(model.config)
     shapes, expected = ({name: (w.shape, w.dtype) for name, w in m.state_dict().items()} for m in (model, plain))
@@ -174,13 +175,26 @@ def check_model(model: ViT, recipe: Recipe) -> None:
             f"model is a {type(model).__name__} that differs from vt.ViT(model.config) in float32, and a run would "
             "keep that one: give a plain ViT, and train others in a loop of your own"
         )
-    if recipe.start != StartOptions(whiten=recipe.start.whiten):
-        raise ValueError("model= and recipe.start both give starting weights: leave one of them out")
+    for key, value in recipe.start:
+        if value and key != "whiten":
+            raise ValueError(f"start.{key} is {value}, but model= gives the model to start from: leave one of them out")
     if model.frozen not in (0, recipe.optim.freeze):
         raise ValueError(
             f"{model.frozen} blocks of the model are frozen, and optim.freeze is {recipe.optim.freeze}: set "
-            f"optim.freeze={model.frozen}"
+            f"optim.freeze={model.frozen}, or call model.freeze(0)"
         )
+
+
+def check_suits(model: ViT, data: ImageSet) -> None:
+    """Raises ValueError for a model of another number of classes or channels than the data's; gray and RGB are
+    converted."""
+    config, classes, channels = model.config, len(data.class_names), data.train.images.channels
+    if config.num_classes != classes:
+        raise ValueError(
+            f"the model has {config.num_classes} classes and the data {classes}: call model.reset_head({classes})"
+        )
+    if config.channels != channels and {config.channels, channels} != {1, 3}:
+        raise ValueError(f"the model reads {config.channels} channels, and the images have {channels}: give them alike")
 
 
 def check_start(recipe: Recipe, has_weights: bool) -> None:
@@ -197,13 +211,8 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
         for key in (key for key, needed in needs.items() if needed):
             raise ValueError(f"{key} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
-        values = {"epochs": (recipe.epochs, 1), "time_limit": (recipe.time_limit, None)}
-        values |= {"patience": (recipe.patience, None), "best_by": (recipe.best_by, "top1")}
-        values |= {"compile": (recipe.compile, "auto"), "track": (recipe.track, ())}
-        values["distill.teacher"] = (recipe.distill.teacher, None)
-        values["data.balance"] = (recipe.data.balance, DataOptions().balance)
-        for section, own, plain in (("augment", recipe.augment, Augment()), ("optim", recipe.optim, OptimOptions())):
-            values |= {f"{section}.{key}": (value, getattr(plain, key)) for key, value in own if key != "batch_size"}
-        for key, (value, plain) in values.items():
-            if value != plain:
+        asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, Recipe(epochs=1)))
+        for key, value in asked.items():
+            used = key.startswith(PROBE_READS) and key != "data.balance"
+            if value != plain[key] and not used:
                 raise ValueError(f"{key} is {value}, but a probe sees each image once and as it is: leave it out")

@@ -41,6 +41,9 @@ class Bundle:
 
     def __post_init__(self) -> None:
         config, preprocess = self.model.config, self.preprocess
+        if isinstance(self.class_names, str):
+            raise ValueError(f"class_names is the text '{self.class_names}': give a list of names")
+        object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
             raise ValueError(
                 f"preprocessing makes {preprocess.channels} x {preprocess.image_size} images, the model reads "
@@ -138,7 +141,8 @@ class Bundle:
 
 
 Trained = os.PathLike[str] | str | Bundle
-"""What asks a model: a run or its folder, a bundle's folder, the name of a shipped bundle, or a loaded `Bundle`."""
+"""What asks a model: a run or its folder, a bundle's folder, the name of a shipped bundle, or a loaded `Bundle`, as
+`load_weights` makes one of other libraries' weights."""
 
 
 def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:
@@ -162,6 +166,8 @@ def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], f
 def find_bundle(run: os.PathLike[str] | str) -> Path:
     """The bundle of a run folder, a bundle folder, or the name of a shipped bundle. Raises ValueError for others."""
     check_named(run)
+    if str(run).startswith("hf:"):
+        raise ValueError(f"{run} is of another library: in Python, give vitreous.weights.load_weights({str(run)!r})[0]")
     if "://" in str(run):
         raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its file or folder")
     run = path_of(run)
@@ -180,6 +186,8 @@ def find_bundle(run: os.PathLike[str] | str) -> Path:
 
 def check_named(run: os.PathLike[str] | str) -> None:
     """Raises ValueError for an empty name, which as a path would be the current folder."""
+    if isinstance(run, Bundle):
+        raise TypeError("a Bundle has no folder: save it, bundle.save('FOLDER'), and give that")
     if not os.fspath(run):
         raise ValueError("the name of the run is empty: give a run, a shipped name or a folder, as . for this one")
 

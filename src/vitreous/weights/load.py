@@ -29,7 +29,6 @@ from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
 PREPROCESSING = "preprocessor_config.json"
-UNEXPECTED = "our model of this architecture has no such tensor"
 AS_IMAGENET = "its 1,000 classes have no names and are taken for those of ImageNet"
 SEPARATE = "has no queries, keys and values of its shape to stand with"
 
@@ -297,14 +296,16 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
         weights = {name: from_google.to_torch(name, value) for name, value in weights.items()}
     ours = {name: value for name, value in to_ours(weights, pairs).items() if merged_name(name) in expected}
     misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
-    left_out = {name: _why_left_out(name, layout) for name in weights if name not in homes}
-    unexpected = [name for name, reason in left_out.items() if reason == UNEXPECTED]
+    known = from_huggingface.left_out if layout is from_huggingface else lambda name: None
+    others = [name for name in weights if name not in homes]
+    left_out = {name: why for name in others if (why := known(name))}
+    unexpected = [name for name in others if name not in left_out]
     if missing or unexpected or misfits:
         faults = [f"missing {shorten(missing)}"] if missing else []
         faults += [f"unexpected {shorten(unexpected)}"] if unexpected else []
         faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
         raise ValueError(f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one")
-    loaded = {name: homes[name] for name in weights if name not in left_out}
+    loaded = {name: homes[name] for name in weights if name in homes}
     return Match(ours, loaded, left_out, has_head=not headless)
 
 
@@ -319,11 +320,6 @@ def _misfit(value: Tensor, expected: Tensor | None) -> str:
     if not torch.isfinite(value).all():
         return "is not finite: it holds NaN or infinity"
     return ""
-
-
-def _why_left_out(name: str, layout: ModuleType) -> str:
-    known = from_huggingface.left_out(name) if layout is from_huggingface else None
-    return known or UNEXPECTED
 
 
 def _in_head(name: str) -> bool:
