@@ -103,7 +103,7 @@ class Ours:
         }
 
 
-# What makes a model of ours about as cheap as the original.
+# Models of ours with less than ten times (MNIST) and about three times (CIFAR-10) the original's multiply-adds.
 SMALL_MNIST = (
     *("epochs=5", "model.stem_channels=[16]", "model.dim=32", "model.depth=2", "model.mlp_conv=true"),
     *("augment.shift=2", "augment.rotation=6", "augment.scale=0.1", "augment.shear=4"),

@@ -11,7 +11,7 @@ from vitreous.model.positions import sincos_1d
 from vitreous.model.vit import Block
 
 CONFIG = ViTConfig(image_size=32, patch_size=4, num_classes=100, dim=256, depth=4, heads=8, norm_eps=1e-5)
-# The original turned by the nearest pixel and then cropped by bilinear interpolation; here both are one bilinear map.
+# The original turned the whole image by the nearest pixel, then cropped; here the crop is first, in one bilinear map.
 LOOKS = Augment(flip=0.5, rotation=7.2, crop_scale=(0.5, 1.0), crop_ratio=(0.8, 1.2))
 
 FIXES = {

@@ -387,7 +387,7 @@ def dropout() -> Figure:
     branches = [block.drop_path.train()(torch.ones(9, 1, 1)).flatten() > 0 for block in ViT(config).blocks]
     right.imshow(torch.stack(branches, dim=1).numpy(), cmap=ListedColormap(["white", GREEN]), vmin=0, vmax=1)
     _cells(right, 9, 6)
-    right.set_xticks(range(6), range(6))
+    right.set_xticks(range(6), range(1, 7))
     right.set(xlabel="block, one of its two branches", ylabel="9 images of a batch")
     right.set_title("stochastic depth, p = 0 to 0.5: whole branches", fontsize=12, color=INK)
     return chart

@@ -18,7 +18,7 @@ def dropouts(depth: int) -> int:
 
 
 def mean_depth(depth: int, p: float) -> float:
-    """The sum of 1 - p l / (L - 1) over l = 0 ... L - 1."""
+    """The sum of 1 - p (l - 1) / (L - 1) over l = 1 ... L."""
     return depth * (1 - p / 2)
 
 

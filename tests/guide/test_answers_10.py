@@ -12,7 +12,7 @@ from vitreous.model.positions import resample_positions
 
 @pytest.mark.parametrize("K", [2, 10])
 def test_a_head_of_zeros_costs_log_k_and_sends_nothing_into_the_body(K):
-    """All K probabilities are 1 / K, so the loss is log K; the gradient of z is W^T (...), and W is 0."""
+    """All K probabilities are 1 / K, so the loss is log K; the gradient of y is (...) W^T, and W is 0."""
     torch.manual_seed(0)
     model = vt.ViT(vt.ViTConfig(image_size=8, patch_size=4, channels=1, num_classes=K, dim=16, depth=1, heads=2))
     loss = F.cross_entropy(model(torch.randn(6, 1, 8, 8)), torch.arange(6) % K)

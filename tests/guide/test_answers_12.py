@@ -4,24 +4,24 @@ import torch
 from torch import Tensor
 
 import vitreous as vt
+from vitreous.explain import rollout
 from vitreous.model.attention import attention_weights
 
 
-def rollout(tables: list[Tensor]) -> Tensor:
+def held(tables: list[Tensor]) -> list[list[float]]:
     """Tables (N, N) from the first block to the last -> what each final token holds of each patch, (N, N)."""
-    R = torch.eye(len(tables[0]))
-    for table in tables:
-        R = (torch.eye(len(table)) + table) / 2 @ R
-    return R
+    N = len(tables[0])
+    attention = [table.expand(N, 1, N, N) for table in tables]  # one head; image n reads token n
+    return rollout(attention, torch.eye(N)).tolist()
 
 
 def test_the_first_token_is_half_of_each_and_the_second_too():
     """After block 1 each token is half of each patch, and reading a half-and-half mixture changes nothing more."""
     swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     both_read_the_first = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    assert rollout([swap, both_read_the_first]).tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert held([swap, both_read_the_first]) == [[0.5, 0.5], [0.5, 0.5]]
     # in the other order the first token is read twice as much
-    assert rollout([both_read_the_first, swap]).tolist() == [[0.75, 0.25], [0.75, 0.25]]
+    assert held([both_read_the_first, swap]) == [[0.75, 0.25], [0.75, 0.25]]
 
 
 def test_all_attention_goes_to_a_token_that_changes_nothing():
