@@ -49,14 +49,15 @@ def headline(results: dict[str, dict]) -> str:
     chance = [1.96 * math.sqrt(top1 * (1 - top1) / 10_000) for top1 in reached]
     ten, hundred, in_an_hour, in_five, hundred_in_an_hour = (f"{100 * top1:.2f}%" for top1 in reached)
     gpu = results[names[0]]["machine"]["device"]
-    runs = [f"{results[name]['time_limit']:.0f} s ({results[name]['passes']:.0f} passes)" for name in names[:2]]
+    seconds, passes = ([round(results[name][key]) for name in names[:2]] for key in ("time_limit", "passes"))
     authors = [EXPERIMENTS[f"tigges-{name}"].reported for name in ("cifar10", "cifar100")]
     reported = [f"{100 * said['top1']:.1f}% ({said['time']})" for said in authors]
     compact = " and ".join(f"{100 * top1:.1f}%" for top1 in COMPACT.values())
     return (
         f"From scratch, a ViT of 3.6 million parameters with a convolutional stem has **{ten} top-1 on CIFAR-10** "
-        f"after {runs[0]} on one {gpu} (one run) and **{hundred} on CIFAR-100** after {runs[1]} (mean of two runs), "
-        "where torch has compiled it before; one model of each ships here. On two CPU cores smaller ones have "
+        f"after {seconds[0]} s ({passes[0]} passes, one run) and **{hundred} on CIFAR-100** after {seconds[1]} s "
+        f"({passes[1]} passes, mean of two runs), on one {gpu} where torch has compiled it before; one model of each "
+        "ships here. On two CPU cores smaller ones have "
         f"{in_an_hour} and {hundred_in_an_hour} after an hour, and {in_five} on CIFAR-10 after five minutes (one run "
         f"each). The number of test images alone leaves ± {100 * min(chance):.1f} to {100 * max(chance):.1f} points "
         "(95% interval). For scale, on CIFAR-10 and CIFAR-100:\n\n"

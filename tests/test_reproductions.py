@@ -391,8 +391,8 @@ def test_the_best_of_ours_has_its_f1_beside_the_reported_one():
         for name, seeds in figures.items()
         for seed, (top1, f1) in enumerate(seeds)
     ]
-    told = "F1, the mean over the classes: reported 78.2 as a mean over batches, which counts lower where classes are many;"
-    told += " our better, over the whole split: 87.2."
+    told = "F1, the mean over the classes: reported 78.2 as a mean over batches, which counts lower where classes are "
+    told += "many; our better, over the whole split: 87.2."
     assert told in table(EXPERIMENTS["tigges-cifar10"], results).splitlines()
     assert "F1" not in table(EXPERIMENTS["lyon-mnist"], results)
 
