@@ -920,6 +920,12 @@ def test_weights_of_others_are_exported_by_their_own_name(vitreous, tmp_path, mo
     assert torch.equal(*(logits(bundle, noise(bundle, 3)) for bundle in both))
 
 
+def test_nothing_is_fetched_for_a_format_that_there_is_not(vitreous, monkeypatch):
+    monkeypatch.setattr("vitreous.weights.load.load_weights", lambda *_, **__: pytest.fail("fetched"))
+    code, _, err = vitreous("export", "hf:owner/name", "coreml")
+    assert code == 2 and err.startswith("vitreous: unknown format 'coreml': use onnx, ")
+
+
 def test_a_bundle_without_a_folder_is_exported_to_one_that_is_named(tmp_path):
     bundle = tiny_bundle(dropout=0.5)
     bundle.model.train()

@@ -239,14 +239,13 @@ def judge_run(
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
     own = split == "train" and (data is None or image_set.source == options.source)
-    caution, among = "", np.zeros(1)
-    if data is not None:
-        among = are_among(judged.images, learnt_hashes(run))
+    learnt_from = np.empty(0, np.uint64) if data is None else learnt_hashes(run)  # the split tells
+    caution, among = "", are_among(judged.images, learnt_from)
     if own and data is not None:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
-    elif data is not None and folder is not None:
+    elif data is not None:
         caution = copies_among(judged.images, among, f"these {len(judged.images)}", "the model")
-    elif data is None and _others(judged, folder):
+    elif _others(judged, folder):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
             "decoded by another Pillow? Some may be among those that it learnt from"

@@ -176,8 +176,8 @@ def read_batches(
     Image.init()  # threads that load Pillow's plugins at the same time may miss some
     if isinstance(images, Split):
         images = [StoredImage(images.images, row, images.images.describe(row)) for row in range(len(images))]
-    pool, waiting = ThreadPoolExecutor(cores()), [(None, images)] if _is_one(images) else enumerate(images)
-    waiting = iter(waiting)
+    numbered = [(None, images)] if _is_one(images) else enumerate(images)
+    pool, waiting = ThreadPoolExecutor(cores()), iter(numbered)
 
     def begin(image: Asked, row: int | None) -> Future:
         if isinstance(image, Path | str | bytes | StoredImage):

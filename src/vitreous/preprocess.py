@@ -88,7 +88,7 @@ class Preprocess(BaseModel):
         if array.shape == self.shape and self.crop_fraction == 1:
             return array
         channels = array.shape[0]
-        if channels != self.channels and {channels, self.channels} != {1, 3}:
+        if not same_channels(channels, self.channels):
             raise ValueError(f"the images have {channels} channels, the model takes {self.channels}")
         if channels == 3:
             return self.fit_image(Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0))))
@@ -125,6 +125,11 @@ class Preprocess(BaseModel):
         across, down = width / wide, height / high
         box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
         return image.resize((columns, rows), RESAMPLING[self.interpolation], box=box)
+
+
+def same_channels(a: int, b: int) -> bool:
+    """Whether images of `a` channels can be read as those of `b`: gray and RGB are converted to each other."""
+    return a == b or {a, b} == {1, 3}
 
 
 @lru_cache

@@ -28,12 +28,13 @@ def export(
     """Write a trained model in another format, once its answers have been checked."""
     from vitreous.cli.asked import asked_model, check_outside_data
     from vitreous.export import export_run
-    from vitreous.export.deploy import CHECKPOINTS, GRAPHS
+    from vitreous.export.deploy import CHECKPOINTS, GRAPHS, check_form
     from vitreous.export.example import EXAMPLE, PICTURE
     from vitreous.files import read_json
     from vitreous.weights.bundle import CONFIG
     from vitreous.weights.maps import TEMPERATURE
 
+    check_form(form, preprocess_inside)  # before weights are fetched
     model = asked_model(run, arch, revision)
     if out is not None:
         check_outside_data(out, model, data)

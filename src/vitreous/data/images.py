@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
 from vitreous.messages import shorten
+from vitreous.preprocess import same_channels
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
@@ -138,8 +139,7 @@ class ImageSet:
                 raise ValueError(f"{key} is a {type(pair).__name__}: give a pair ({key}_images, {key}_labels)")
         others = {key: pair and _array_split(key, *pair) for key, pair in others.items()}
         for key, split in others.items():
-            channels = {part.images.channels for part in (train, split) if part is not None}
-            if len(channels) > 1 and channels != {1, 3}:
+            if split is not None and not same_channels(split.images.channels, train.images.channels):
                 raise ValueError(
                     f"{key} has images of {split.images.channels} channels, train of {train.images.channels}: give "
                     "them the same"

@@ -95,9 +95,9 @@ def _absolute_path(path: Path) -> Path:
 
 def _called(path: Path) -> str:
     """The name of a set: that of its file, or of the folder if the file's name says nothing."""
-    if path.is_dir():
-        return path.name or "data"
-    return (path.parent.name or "data") if path.stem.lower() in {*SPLITS, "labels", "metadata"} else path.stem
+    if path.is_file() and path.stem.lower() not in {*SPLITS, "labels", "metadata"}:
+        return path.stem
+    return (path.parent if path.is_file() else path).name or "data"  # the root has none
 
 
 def _without_columns(image_set: ImageSet, label: str | None) -> ImageSet:

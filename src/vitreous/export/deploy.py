@@ -49,14 +49,10 @@ def export_run(
     Raises ValueError, leaving the folder's contents unchanged, for a model that the format cannot express and for an
     export that computes another function; ImportError if the format needs a package that is not installed.
     """
-    if form not in FORMATS:
-        raise ValueError(f"unknown format '{form}': use {', '.join(FORMATS)}")
-    if preprocess_inside and form not in GRAPHS:
-        raise ValueError(f"{form} holds weights and no graph to preprocess in: leave out --preprocess-inside")
+    check_form(form, preprocess_inside)
     tolerance = TOLERANCE[form] if tolerance is None else tolerance
     if not tolerance >= 0:
         raise ValueError(f"tolerance is {tolerance}: it must be at least 0")
-    need(form, NEEDED.get(form, ()), "export")
     own = None if isinstance(run, Bundle) or is_shipped(run) else path_of(run)
     if out is None and own is None:
         name = "the model" if isinstance(run, Bundle) else f"{run} is a shipped model and"
@@ -92,6 +88,16 @@ def export_run(
         for name in examples - new:  # from an earlier export, with other outputs
             (folder / name).unlink(missing_ok=True)
     return folder, receipt
+
+
+def check_form(form: str, preprocess_inside: bool = False) -> None:
+    """Raises ValueError for a format that there is not, or that can hold no preprocessing; ImportError if it needs a
+    package that is not installed."""
+    if form not in FORMATS:
+        raise ValueError(f"unknown format '{form}': use {', '.join(FORMATS)}")
+    if preprocess_inside and form not in GRAPHS:
+        raise ValueError(f"{form} holds weights and no graph to preprocess in: leave out --preprocess-inside")
+    need(form, NEEDED.get(form, ()), "export")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import path_of
+from vitreous.preprocess import same_channels
 from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
@@ -176,6 +177,6 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
             )
     channels = data.train.images.channels
     asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
-    if asked != channels and {asked, channels} != {1, 3}:  # gray and RGB are converted to each other
+    if not same_channels(asked, channels):
         raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
     return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,11 @@ from vitreous.train.progress import say
 log = logging.getLogger("vitreous")
 
 
-def describe(job: Job, seen: Iterable[str], new: bool) -> None:
+def describe(job: Job, seen: dict[str, str], new: bool) -> None:
     """Print a summary of data and model, and draw the first batch as the model will see it.
 
-    seen: findings about images that were learnt from before. new: whether the run begins here; then these and those
-    about the data also go to `train.log`.
+    seen: findings about images that were learnt from before, by the weights that did. new: whether the run begins here;
+    then these and those about the data also go to `train.log`.
     """
     for line in job.start.lines if job.start else ():
         say(job.console, line)
@@ -56,9 +55,9 @@ def describe(job: Job, seen: Iterable[str], new: bool) -> None:
         )
     chooses = not job.recipe.start.probe  # which few images do not choose
     batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
-    findings = [*seen, *check(job.data, *batches, group, chooses, white)]
+    findings = [*seen.values(), *check(job.data, *batches, group, chooses, white)]
     weights = job.recipe.start.weights
-    if job.start and job.val_batches and not any(line.startswith(f"{weights} learnt from") for line in seen):
+    if job.start and job.val_batches and weights not in seen:
         images = job.val_batches.images
         findings.append(copies_among(images, are_among(images, job.start.seen), f"{val} validation", weights))
     for finding in filter(None, findings):

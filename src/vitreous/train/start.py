@@ -15,7 +15,7 @@ from vitreous.evaluation import learnt_hashes, record_of
 from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
-from vitreous.preprocess import Preprocess
+from vitreous.preprocess import Preprocess, same_channels
 from vitreous.recipe import DataOptions, Recipe, flat
 from vitreous.weights.load import load_weights, weights_digest
 
@@ -42,14 +42,15 @@ class Start(NamedTuple):
     """`image_hashes` of the images that they learnt from, uint64 (N,), as far as is known."""
 
 
-def check_unseen(recipe: Recipe, data: ImageSet) -> list[str]:
-    """Warnings of weights that a run starts from, or a teacher, to whom its validation images are not new.
+def check_unseen(recipe: Recipe, data: ImageSet) -> dict[str, str]:
+    """Of weights that a run starts from, or a teacher, to whom its validation images are not new: their warning, by
+    their name.
 
     data: undivided. They are not new to a run that divided the same data differently, or had it when it was another.
     Raises ValueError for folds then.
     """
     sources = filter(None, (recipe.start.weights, recipe.distill.teacher))
-    return [warning for weights in sources if (warning := _seen_by(weights, recipe, data))]
+    return {weights: warning for weights in sources if (warning := _seen_by(weights, recipe, data))}
 
 
 def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
@@ -186,14 +187,13 @@ def check_model(model: ViT, recipe: Recipe) -> None:
 
 
 def check_suits(model: ViT, data: ImageSet) -> None:
-    """Raises ValueError for a model of another number of classes or channels than the data's; gray and RGB are
-    converted."""
+    """Raises ValueError for a model of another number of classes than the data's, or of other channels."""
     config, classes, channels = model.config, len(data.class_names), data.train.images.channels
     if config.num_classes != classes:
         raise ValueError(
             f"the model has {config.num_classes} classes and the data {classes}: call model.reset_head({classes})"
         )
-    if config.channels != channels and {config.channels, channels} != {1, 3}:
+    if not same_channels(config.channels, channels):
         raise ValueError(f"the model reads {config.channels} channels, and the images have {channels}: give them alike")
 
 
