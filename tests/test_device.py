@@ -20,6 +20,7 @@ from vitreous.device import (
     peak_memory,
     pick_device,
     pick_precision,
+    widest_float,
 )
 
 CPU = torch.device("cpu")
@@ -104,6 +105,11 @@ def test_a_gpu_that_only_emulates_bf16_computes_in_float32_whichever_is_the_curr
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native[current[0]]
     )
     assert [pick_precision("auto", torch.device(name)) for name in native] == ["bf16", "float32"]
+
+
+def test_sums_are_float64_but_on_apples_gpus_which_lack_it():
+    kinds = {name: widest_float(torch.device(name)) for name in ("cpu", "cuda", "mps")}
+    assert kinds == {"cpu": torch.float64, "cuda": torch.float64, "mps": torch.float32}
 
 
 def test_a_named_precision_is_taken_as_it_is():

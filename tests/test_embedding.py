@@ -1,5 +1,6 @@
 """Features are what the head reads; neighbours are the nearest by cosine, and no image is its own."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -58,6 +59,14 @@ def test_neighbours_are_nearest_by_angle_and_vote_by_nearness():
     assert find_nearest(torch.tensor([0.0, 5.0]), among, 1)[0][1] == pytest.approx(1.0)
     query = features([[0.0, 5.0], [5.0, 0.0]], [1, 0])
     assert knn_accuracy(query, among, k=3) == knn_accuracy(query, among, k=99) == 1.0  # one near outvotes two far ones
+
+
+@pytest.mark.parametrize(("angle", "share"), [(0.346, 1.0), (0.283, 0.0)])
+def test_a_neighbour_has_a_vote_by_a_temperature_of_0_07(angle, share):
+    """Two neighbours of cosine 0.94 have 0.85 votes of one that is the image itself, two of 0.96 have 1.13."""
+    away = [math.cos(angle), math.sin(angle)]
+    among = features([[1.0, 0.0], away, [away[0], -away[1]]], [0, 1, 1])
+    assert knn_accuracy(features([[1.0, 0.0]], [0]), among, k=3) == share
 
 
 def test_images_of_one_group_are_no_neighbours():

@@ -4,6 +4,7 @@ import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -48,6 +49,11 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITREOUS_CACHE", str(root / "cache"))
         return fit(recipe, out=root / "run", device="cpu", pictures=False, console=Console(quiet=True))
+
+
+def test_the_seconds_are_those_of_the_answers(bundle, monkeypatch):
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=iter([2.0, 5.0]).__next__))
+    assert judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32").seconds == 3.0
 
 
 def figures_of(bundle, pixels, labels):

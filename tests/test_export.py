@@ -198,6 +198,39 @@ def test_the_receipt_says_what_was_compared(run, onnx_folder):
     assert all(value > 0 for value in receipt["milliseconds_per_image"].values())
 
 
+def test_the_receipt_tells_milliseconds_of_an_image_without_the_warm_up(monkeypatch):
+    seconds = [0.0]
+
+    def answer(an_image):
+        def call(pixels):
+            seconds[0] += an_image * len(pixels)
+            return torch.zeros(len(pixels), 3)
+
+        return call
+
+    monkeypatch.setattr("vitreous.export.receipt.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    figures = compare(
+        answer(0.25), answer(0.5), Inputs(torch.zeros(sum(BATCHES), 1, 8, 8, dtype=torch.uint8), None, "")
+    )
+    assert figures["milliseconds_per_image"] == {"before": 250.0, "after": 500.0}
+
+
+@needs_onnx
+def test_a_graph_runs_on_as_many_threads_as_the_model_that_it_is_compared_with(run, tmp_path, monkeypatch):
+    import onnxruntime
+
+    asked, session = [], onnxruntime.InferenceSession
+
+    def open_session(file, options, **others):
+        asked.append(options.intra_op_num_threads)
+        return session(file, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    export_run(run, "onnx", out=tmp_path / "again")
+    assert set(asked) == {3}
+
+
 @needs_onnx
 def test_int8_multiplies_int8_and_keeps_top1(run, tmp_path):
     import onnx

@@ -270,6 +270,18 @@ def test_a_long_list_of_classes_is_cut():
         assert f'<p class="lead">{lead}{end}</p>' in text
 
 
+def test_an_address_of_ipv6_is_listened_at_and_told_in_brackets(tmp_path, vitreous, bundle, monkeypatch):
+    try:
+        listen("::1", 0).close()
+    except ValueError as error:
+        pytest.skip(str(error))
+    bundle.save(tmp_path / "model")
+    families = []
+    monkeypatch.setattr("vitreous.serve.serve", lambda _, listener: families.append(listener.family))
+    code, out, _ = vitreous("serve", tmp_path / "model", "--host", "::1", "--port", "0")
+    assert code == 0 and re.match(r"http://\[::1\]:\d+ serves ", out) and families == [socket.AF_INET6]
+
+
 def test_a_port_that_is_taken_is_told(tmp_path, vitreous):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

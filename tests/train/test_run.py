@@ -324,6 +324,21 @@ def test_the_average_counts_the_steps_of_the_whole_run(trained, monkeypatch):
     assert counted == list(range(2 * STEPS))
 
 
+def test_the_average_kept_has_the_decay_of_the_recipe(trained):
+    model, expected = tiny_vit(), {}
+
+    def average(state, _):
+        step = state.epoch * STEPS + state.step - 1
+        decay = min(0.2, (1 + step) / (10 + step)) if step else 0.0
+        for name, value in model.state_dict().items():
+            expected[name] = decay * expected.get(name, 0) + (1 - decay) * value.double()
+
+    options = {"epochs": 2, "data": {"val_fraction": 0.25}, "optim": {"ema": 0.2, "learning_rate": 0.1}}
+    run = trained(tiny_recipe(**options), tiny_set(), model=model, on_step=average)
+    for name, value in checkpoint_of(run.folder)["average"].items():
+        torch.testing.assert_close(value.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
 def test_the_average_begins_with_the_weights_after_the_first_step(trained):
     run = trained(tiny_recipe(epochs=1, optim={"ema": 0.9}), tiny_set(), on_step=interrupt_after(1))
     content = checkpoint_of(run.folder)
