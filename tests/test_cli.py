@@ -775,6 +775,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train nowhere", "'nowhere' is not a file or folder here, nor a known set: give a path, digits"),
         ("train digit", "'digit' is not a file or folder here, nor a known set: did you mean 'digits'? give a path"),
         ("train epochs=3", "nothing to train on: give DATA"),
+        (f"train {'x' * 300}=3", "nothing to train on: give DATA"),  # no name of a file, as too long
         ("train digits epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("train digits epochs", "'epochs' is not key=value"),
         ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),

@@ -314,7 +314,7 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     """The data a run was trained on, split as in training. fetch: as for `load`. Raises ValueError if it is unknown or
     has changed."""
     folder, options = record_of(run)
-    if options.source is None and folder is not None:
+    if folder is not None and (options.source is None or not (folder / "data.json").is_file()):
         raise ValueError(
             f"{folder} does not say what it was trained on, as of data given in Python or a shared model: name DATA or "
             "images"

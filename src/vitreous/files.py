@@ -28,6 +28,11 @@ def path_of(text: os.PathLike[str] | str) -> Path:
         return Path(text)
 
 
+def full_path(path: Path) -> Path:
+    """A path made absolute. A linked file is not resolved, as the files that it needs are next to the link."""
+    return path.parent.resolve() / path.name if path.is_file() else path.resolve()
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file next to `path`, flush it to disk, and move it there.
 
@@ -79,9 +84,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write indented JSON atomically."""
-    replace_file(path, lambda part: part.write_text(json.dumps(content, indent=2) + "\n"))
+def write_json(path: Path, content: dict[str, Any], indent: int | None = 2) -> None:
+    """Write JSON atomically, indented or, for None, in one line."""
+    replace_file(path, lambda part: part.write_text(json.dumps(content, indent=indent) + "\n"))
 
 
 def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

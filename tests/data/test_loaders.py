@@ -114,6 +114,18 @@ def test_the_cache_folder_can_be_chosen(cache, monkeypatch):
     assert cache_folder() == cache
     monkeypatch.delenv("VITREOUS_CACHE")
     assert cache_folder().parts[-2:] == (".cache", "vitreous")
+    monkeypatch.setenv("VITREOUS_CACHE", "~/decoded")
+    assert cache_folder() == Path.home() / "decoded"
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch):
+    monkeypatch.delenv("VITREOUS_CACHE", raising=False)
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert cache_folder() is None
 
 
 def break_some(folder):

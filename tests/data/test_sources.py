@@ -652,6 +652,25 @@ def test_a_named_set_is_taken_from_the_users_folder(tmp_path, monkeypatch):
     assert made.name == made.source == "fashion-mnist" and made.skip_broken
 
 
+def test_a_folder_with_the_name_of_a_known_set_is_told_to_be_another(tmp_path, monkeypatch, caplog):
+    write_images(tmp_path / "digits", 4)
+    monkeypatch.chdir(tmp_path)
+    assert len(load("digits").class_names) == 10
+    assert caplog.messages == ["digits is the set of that name; for the folder here give ./digits"]
+    caplog.clear()
+    assert len(load("./digits").class_names) == 3
+    write_idx(tmp_path / "mnist", True)
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    assert load("mnist").name == "mnist" and not caplog.messages  # the folder is the set
+
+
+def test_a_tilde_in_the_place_of_the_users_sets_is_the_home_folder(tmp_path, monkeypatch):
+    write_images(tmp_path / "sets" / "stripes", 4)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("VITREOUS_DATA", "~/sets")
+    assert load("stripes").source == "stripes"
+
+
 def test_a_folder_is_found_among_the_users_sets_by_its_name_unless_one_is_here(tmp_path, monkeypatch):
     write_images(tmp_path / "sets" / "stripes", 4)
     (tmp_path / "here").mkdir()

@@ -147,6 +147,19 @@ def test_a_file_that_is_not_there_is_told_or_left_out(photos):
     assert decode(load(table).train, preprocess_of(), skip_broken=True).labels.tolist() == [0, 1, 0, 1]
 
 
+def test_a_missing_path_is_not_looked_for_elsewhere(photos, monkeypatch):
+    monkeypatch.setattr("vitreous.data.tables.files_below", pytest.fail)
+    lines = (f"{file},{'ab'[i % 2]}" for i, file in enumerate(FILES))
+    assert len(load(write_table(photos, "file,label", *lines, "all/gone.png,a")).train) == len(FILES) + 1
+
+
+def test_a_colon_in_the_path_is_none_before_a_column(photos):
+    folder = photos.rename(photos.parent / "10:30")
+    table = write_table(folder, "file,label,age", *(f"{file},a,{i % 2}" for i, file in enumerate(FILES)))
+    made = load(f"{table}:age")
+    assert (made.class_names, made.label, made.source) == (("0", "1"), "age", f"{table}:age")
+
+
 def test_images_of_another_split_are_not_opened(photos):
     """Those to test on are read once, after training, and those left out never."""
     rows = [f"{file},{'ab'[i % 2]},train" for i, file in enumerate(FILES)]

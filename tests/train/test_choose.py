@@ -150,6 +150,12 @@ def test_data_left_out_is_that_of_the_recipe():
     assert choose_recipe(None, "digits", [])[0].data.source == "digits"
 
 
+def test_data_may_be_given_as_the_setting_that_it_is(photos):
+    settings = [f"data.source={photos}"]
+    (recipe, *_), (other, *_) = choose_recipe(None, None, settings), choose_recipe(str(photos), None, [])
+    assert recipe == other
+
+
 def test_a_recipe_without_data_needs_some():
     with pytest.raises(ValueError, match=r"^recipe small-images names no data: give DATA"):
         choose_recipe(None, "small-images", [])

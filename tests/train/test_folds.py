@@ -372,8 +372,8 @@ def test_an_interrupted_cross_validation_goes_on_and_gives_the_same(finished, tm
         patch.setattr(Job, "train", lambda self, _, on_epoch: whole(self, interrupt, on_epoch))
         stopped = fit_folds(folds_recipe(), tiny_set(), out=out, **quiet(console=Console(file=text)))
     ways = [
-        f"vt.{call}(vt.read_recipe('{folder}/recipe.yaml'), data, out='{folder}', device='cpu', resume=True)\n"
-        for call, folder in (("fit", out / "fold-2"), ("fit_folds", out))
+        f"{call}(vt.read_recipe('{folder}/recipe.yaml'), data, out='{folder}', device='cpu', resume=True)\n"
+        for call, folder in (("vt.fit", out / "fold-2"), ("fit_folds", out))
     ]
     assert stopped.results is None and all(way in text.getvalue() for way in ways)
     assert "finish=True" not in text.getvalue()  # no epoch is over
@@ -401,6 +401,27 @@ def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):
     (out / "results.json").unlink()
     with pytest.raises(ValueError, match=r"was started with data\.folds=3, not 4"):
         fit_folds(folds_recipe(4), tiny_set(), out=out, resume=True, **quiet())
+
+
+def test_one_that_fails_at_its_start_is_in_nobodys_way(tmp_path):
+    data = load(write_images(tmp_path / "photos", 12))
+    (tmp_path / "photos" / "ant" / "bad.png").write_text("no picture")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"ant/bad\.png: not a JPEG, PNG"):
+            fit_folds(folds_recipe(2), load(tmp_path / "photos"), out=tmp_path / "cv", **quiet())
+        assert not (tmp_path / "cv").exists()
+    assert fit_folds(folds_recipe(2), data, out=tmp_path / "cv", **quiet()).results["folds"] == 2
+
+
+def test_before_a_fold_has_saved_anything_the_recipe_may_change(tmp_path):
+    def fail(*_):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fit_folds(folds_recipe(2), tiny_set(), out=tmp_path / "cv", on_step=fail, **quiet())
+    smaller = folds_recipe(2, optim={"batch_size": 4})
+    assert fit_folds(smaller, tiny_set(), out=tmp_path / "cv", resume=True, **quiet()).results["folds"] == 2
+    assert read_recipe(tmp_path / "cv" / "recipe.yaml").optim.batch_size == 4
 
 
 def test_it_is_resumed_with_the_same_images_only(finished, tmp_path):

@@ -37,6 +37,7 @@ from tiny import (
     equal,
     metrics_rows,
     stripes,
+    tiny_bundle,
     tiny_recipe,
     tiny_set,
     tiny_vit,
@@ -56,7 +57,7 @@ from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import read_recipe
+from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, preview, signals
 from vitreous.train.engine import Engine
@@ -600,6 +601,18 @@ def test_the_whole_gradient_is_clipped_once_a_step(trained, monkeypatch):
     assert norms == pytest.approx([0.01] * 2 * STEPS, rel=1e-3)
     trained(tiny_recipe(optim={"clip": None}), tiny_set(), "b")
     assert len(norms) == 2 * STEPS
+
+
+def test_what_was_told_while_the_data_was_found_is_kept_and_told_once(tmp_path, caplog):
+    write_images(tmp_path / "photos" / "train", 8)
+    (tmp_path / "photos" / "test").mkdir()
+    shutil.copy(next((tmp_path / "photos").rglob("*.png")), tmp_path / "photos" / "test" / "x.png")
+    text, data = io.StringIO(), {"source": str(tmp_path / "photos")}
+    run = fit(tiny_recipe(epochs=1, data=data), out=tmp_path / "run", console=Console(file=text))
+    told = "test has no class folders, so its images have no labels: left out"
+    assert told in caplog.text and told not in text.getvalue()
+    for file in "train.log", "report.html":
+        assert (run.folder / file).read_text().count(told) == 1
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
@@ -2045,6 +2058,14 @@ def test_tracked_figures_are_written(trained):
     for name, value in (("final_test_top1", "top1"), ("final_test_f1_macro", "f1_macro")):
         (event,) = scalars.Scalars(name)
         assert (event.step, event.value) == (3, pytest.approx(run.results["test"][value], rel=1e-6))
+
+
+def test_figures_of_a_probe_are_tracked_too(trained, tmp_path):
+    pytest.importorskip("tensorboard")
+    tiny_bundle().save(tmp_path / "weights")
+    start = {"weights": str(tmp_path / "weights"), "probe": True}
+    recipe = make_recipe({"epochs": 1, "start": start, "track": ["tensorboard"]}, "test")
+    assert next(trained(recipe, tiny_set()).folder.rglob("events*"), None)
 
 
 def test_a_tracker_is_told_that_a_run_goes_on(tmp_path, monkeypatch):

@@ -284,7 +284,6 @@ def test_a_dry_probe_trains_nothing(source, tmp_path):
         ({"best_by": "loss"}, "best_by is loss, but a probe"),
         ({"compile": True}, "compile is True, but a probe"),
         ({"augment": {"flip": 0.5}}, "augment.flip is 0.5, but a probe"),
-        ({"track": "tensorboard"}, r"track is \['tensorboard'\], but a probe"),
         ({"optim": {"learning_rate": 1.0}}, "optim.learning_rate is 1.0, but a probe"),
         ({"distill": {"teacher": "mnist"}}, "distill.teacher is mnist, but a probe"),
     ],
@@ -350,6 +349,24 @@ def test_a_run_from_the_head_of_a_probe_goes_on_bit_for_bit(started):
     whole = started("whole", first=True)
     assert started("cut", first=True, on_step=stop).results is None
     assert equal(weights_of(started("cut", first=True, resume=True).folder), weights_of(whole.folder))
+
+
+def test_a_run_that_is_killed_while_its_head_is_fitted_first_begins_anew(started, monkeypatch):
+    whole = started("whole", first=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "probe_first", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            started("cut", first=True)
+    assert equal(weights_of(started("cut", first=True, resume=True).folder), weights_of(whole.folder))
+
+
+def test_weights_behind_a_link_keep_their_name_and_what_lies_beside_them(started, source, tmp_path):
+    (tmp_path / "blobs").mkdir()
+    stored = (source / "model.safetensors").rename(tmp_path / "blobs" / "ab12")
+    (source / "model.safetensors").symlink_to(stored)
+    run = started(weights=source / "model.safetensors", optim=STILL)
+    assert read_recipe(run.folder / "recipe.yaml").start.weights == str(source / "model.safetensors")
+    assert len(changed(run, source)) == 2
 
 
 def test_a_head_is_not_fitted_for_a_run_that_cannot_be_ended(tmp_path, source, monkeypatch):

@@ -77,6 +77,8 @@ class ImageSet:
     """Leave out images that cannot be read; `decode` finds and reports them."""
     label: str | None = None
     """The label column, if one was asked for. `source` then ends in it; a path may look the same."""
+    warnings: tuple[str, ...] = ()
+    """What was told while it was found, such as what is left out; a run keeps it."""
 
     def __post_init__(self):
         if len(set(self.class_names)) < len(self.class_names):
@@ -88,10 +90,15 @@ class ImageSet:
                 raise ValueError(f"{self.source}: {name} holds no images")
             low, high, last = split.labels.min(), split.labels.max(), len(self.class_names) - 1
             if low < 0 or high > last:
-                raise ValueError(f"{self.source}: {name} labels {low}..{high} are not within 0..{last}")
+                raise ValueError(
+                    f"{self.source}: {name} labels {low}..{high} are not within 0..{last}: number the classes from 0"
+                )
             if len(unknown := np.setdiff1d(split.labels, self.train.labels)):
                 unknown = self.class_names[unknown[0]]
-                raise ValueError(f"{self.source}: {name} has class '{unknown}' that train lacks")
+                raise ValueError(
+                    f"{self.source}: {name} has class '{unknown}' that train lacks: add such images to train, or leave "
+                    "it out"
+                )
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {len(split):,}" for name, split in self.splits.items())
@@ -341,7 +348,9 @@ def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, o
     row_of = {name: row for row, name in enumerate(class_names)}
     if unknown := sorted(set(names) - set(class_names)):
         known = shorten(class_names, 10)
-        raise ValueError(f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}")
+        raise ValueError(
+            f"{split} has class '{unknown[0]}' that {owner} lacks; {owner} has {known}: rename it, or leave it out"
+        )
     counts = Counter(class_names)
     if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
         raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")

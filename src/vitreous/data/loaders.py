@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
 from vitreous.device import cores
-from vitreous.files import write_json
+from vitreous.files import path_of, write_json
 from vitreous.messages import lacks_memory
 from vitreous.preprocess import Preprocess, channel_statistics
 
@@ -40,9 +40,11 @@ REPORTED = 20  # broken images that are logged individually
 Progress = Callable[[int, int], None]  # gets the images done and the total
 
 
-def cache_folder() -> Path:
-    """The cache of decoded images, which may be deleted at any time: `$VITREOUS_CACHE`, or ~/.cache/vitreous."""
-    return Path(os.environ.get("VITREOUS_CACHE") or Path.home() / ".cache" / "vitreous")
+def cache_folder() -> Path | None:
+    """The cache of decoded images, which may be deleted at any time: `$VITREOUS_CACHE`, or ~/.cache/vitreous; None
+    without a home folder."""
+    folder = path_of(os.environ.get("VITREOUS_CACHE") or "~/.cache/vitreous")
+    return None if folder.parts[0].startswith("~") else folder
 
 
 class Batch(NamedTuple):

@@ -171,7 +171,9 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     for split, (paths, labels, names) in found.items():
         if names != class_names:
             if names and not 0 <= labels.min() <= labels.max() < len(names):
-                raise ValueError(f"{source}: {split} labels {labels.min()}..{labels.max()} exceed {names}")
+                raise ValueError(
+                    f"{source}: {split} labels {labels.min()}..{labels.max()} exceed its {len(names)} class names"
+                )
             words = [names[i] if names else str(i) for i in labels]
             labels = match_labels(words, class_names, f"{source}: {split}")
         splits[split] = Split(ParquetImages(paths, image), labels.astype(np.int64))

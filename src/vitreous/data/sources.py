@@ -1,6 +1,9 @@
 """Where image sets come from: `load` takes a name, a folder, a parquet file, a table or a Hub repository."""
 
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +14,10 @@ from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
 from vitreous.data.parquet import check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
-from vitreous.files import path_of
+from vitreous.files import full_path, path_of
 from vitreous.messages import did_you_mean, first_line
+
+log = logging.getLogger("vitreous")
 
 HUB = {
     "mnist": "ylecun/mnist",
@@ -41,28 +46,51 @@ def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: boo
             f"data is a {type(source).__name__}: give a name, a path or an ImageSet, which vt.ImageSet.from_dataset "
             "and from_arrays make"
         )
+    with _told() as warnings:
+        found, label = _find(source, fetch)
+    source = found.source if label is None else f"{found.source}:{label}"
+    return replace(found, source=source, label=label, skip_broken=skip_broken, warnings=tuple(warnings))
+
+
+def _find(source: str | Path, fetch: bool) -> tuple[ImageSet, str | None]:
+    """The set, and the label column that was asked for."""
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""
-    path = path_of(place)
+    path, kept = path_of(place), _kept(name) if name else None
+    if name in NAMED and path.is_dir() and not (kept and kept.samefile(path)):
+        log.warning("%s is the set of that name; for the folder here give ./%s", name, name)
     if name == "digits":
-        image_set = _without_columns(_digits(), label)
-    elif name in HUB:
-        image_set = _from_path(_kept(name) or _download(HUB[name], fetch), name, name, label)
-    elif name.startswith("hf:"):
-        image_set = _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label)
-    elif place and path.exists():
-        full = _absolute_path(path)
+        return _without_columns(_digits(), label), label
+    if name in HUB:
+        return _from_path(kept or _download(HUB[name], fetch), name, name, label), label
+    if name.startswith("hf:"):
+        return _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label), label
+    if place and path.exists():
+        full = full_path(path)
         check_text(full)
-        image_set = _from_path(full, _called(full), str(full), label)
-    elif name and path.name == name and (kept := _kept(name)):
-        image_set = _from_path(kept, name, name, label)
-    else:
-        raise ValueError(
-            f"'{source}' is not a file or folder here, nor a known set: {did_you_mean(name, NAMED)}"
-            f"give a path, {', '.join(NAMED)} or hf:owner/name"
-        )
-    source = image_set.source if label is None else f"{image_set.source}:{label}"
-    return replace(image_set, source=source, label=label, skip_broken=skip_broken)
+        return _from_path(full, _called(full), str(full), label), label
+    if kept and path.name == name:
+        return _from_path(kept, name, name, label), label
+    raise ValueError(
+        f"'{source}' is not a file or folder here, nor a known set: {did_you_mean(name, NAMED)}"
+        f"give a path, {', '.join(NAMED)} or hf:owner/name"
+    )
+
+
+@contextmanager
+def _told() -> Iterator[list[str]]:
+    """The warnings given while inside."""
+    told: list[str] = []
+
+    def listen(record: logging.LogRecord) -> bool:
+        told.append(record.getMessage())
+        return True
+
+    log.addFilter(listen)
+    try:
+        yield told
+    finally:
+        log.removeFilter(listen)
 
 
 def absolute(source: str) -> str:
@@ -70,7 +98,7 @@ def absolute(source: str) -> str:
     place, label = split_source(source)
     if place in NAMED or not path_of(place).exists():
         return source
-    return f"{_absolute_path(path_of(place))}{'' if label is None else f':{label}'}"
+    return f"{full_path(path_of(place))}{'' if label is None else f':{label}'}"
 
 
 def place_of(source: str) -> Path | None:
@@ -84,13 +112,10 @@ def split_source(source: str | Path) -> tuple[str | Path, str | None]:
     if isinstance(source, Path) or path_of(source).exists():
         return source, None
     hub = "hf:" if source.startswith("hf:") else ""
-    place, colon, column = source.removeprefix(hub).partition(":")
+    place, colon, column = source.rpartition(":")
+    if hub or not (place and path_of(place).exists()):  # else a colon in the path is none before a column
+        place, colon, column = source.removeprefix(hub).partition(":")
     return hub + place, column if colon else None
-
-
-def _absolute_path(path: Path) -> Path:
-    """A path made absolute. A linked file is not resolved, as the files it names are next to the link."""
-    return path.parent.resolve() / path.name if path.is_file() else path.resolve()
 
 
 def _called(path: Path) -> str:
@@ -131,7 +156,8 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
 def _kept(name: str) -> Path | None:
     """The user's own copy of a set."""
     root = os.environ.get("VITREOUS_DATA")
-    return Path(root, name) if root and Path(root, name).is_dir() else None
+    folder = path_of(root or "") / name
+    return folder if root and folder.is_dir() else None
 
 
 def _digits() -> ImageSet:

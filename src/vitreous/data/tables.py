@@ -106,16 +106,16 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
     if "" in values:
         raise ValueError(f"{path}: {values.count('')} rows have no '{image}': add it, or leave the rows out")
     names = {value for value in values if not os.path.isfile(root / value)}  # noqa: PTH113 - no error if too long
-    if names:
+    if any("/" not in name or not Path(name).suffix for name in names):  # else a path says where it would be
         for file in files_below(root):
             inside = Path(file).relative_to(root)
             for key in {str(inside.with_suffix("")), inside.name, inside.stem}:
                 called.setdefault(key, []).append(file)
-        if names.issuperset(values) and names.isdisjoint(called):
-            raise ValueError(
-                f"{path}: no '{image}' is found, such as {values[0]}: a path holds from {root}, a name for any image "
-                "below it"
-            )
+    if names.issuperset(values) and names.isdisjoint(called):
+        raise ValueError(
+            f"{path}: no '{image}' is found, such as {values[0]}: a path holds from {root}, a name for any image below "
+            "it"
+        )
     for value in values:
         if value in names and len(several := called.get(value, [])) > 1:
             raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")

@@ -45,7 +45,7 @@ def recipe_file(name: str) -> Path:
 
 def headline(name: str) -> str:
     """The first line of a shipped recipe's header."""
-    return recipe_file(name).read_text().partition("\n")[0].removeprefix("#").strip()
+    return recipe_file(name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
 
 
 def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = None) -> Recipe:
@@ -67,7 +67,7 @@ def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = Non
 def _read(file: Path, name: str) -> tuple[dict[str, Any], Recipe]:
     """The fields of a file, and the recipe that they are. name: what errors call it."""
     try:
-        fields = yaml.load(file.read_text(), _Loader) or {}
+        fields = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):

@@ -57,7 +57,7 @@ def train_report(
         "training and validation": f"{took} for {results['passes']:.1f} passes over the training images",
         "training": f"{results['images_per_second']:,.0f} images/s",
     }
-    warnings = (folder / "train.log").read_text() if (folder / "train.log").exists() else ""
+    warnings = (folder / "train.log").read_text(encoding="utf-8") if (folder / "train.log").exists() else ""
     made = [
         _command(environment),
         f'<h3>Warnings</h3><pre class="log" tabindex="0">{escape(warnings)}</pre>' if warnings else "",

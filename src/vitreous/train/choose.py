@@ -7,7 +7,7 @@ from pathlib import Path
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_wide_bf16, pick_device
-from vitreous.files import path_of
+from vitreous.files import full_path, path_of
 from vitreous.preprocess import same_channels
 from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
@@ -41,7 +41,7 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None, 
 def lasting(weights: str) -> str:
     """A name of weights that means the same from any folder: a path is made absolute."""
     path = path_of(weights)
-    return str(path.resolve()) if path.exists() and not is_shipped(weights) else weights
+    return str(full_path(path)) if path.exists() and not is_shipped(weights) else weights
 
 
 def choose_recipe(
@@ -64,6 +64,8 @@ def choose_recipe(
     if run is not None and name is None:
         name = str(run / "recipe.yaml")
     if name is None and source is None:
+        source = next((text.partition("=")[2] for text in overrides if text.startswith("data.source=")), None)
+    if name is None and not source:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason, settings = None, "", []
     if name is None:

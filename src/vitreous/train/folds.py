@@ -1,7 +1,8 @@
 """Cross-validation: one run per fold of the training images, and their pooled results."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,12 +75,12 @@ def fit_folds(
 
     engine = Engine(device)
     check_outside(out or RUNS, data)
-    with run_folder(engine, out, data.name, resume) as folder:
-        if resume:
+    with ExitStack() as stack:
+        folder = stack.enter_context(run_folder(engine, out, data.name, resume))
+        if resume and engine.from_main(partial(has_trained, folder)):
             check_same_recipe(recipe, read_recipe(folder / "recipe.yaml"), folder)
-        if engine.main:
-            replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
         runs, stopped = [], False
+        stack.enter_context(claim(folder, recipe) if engine.main else nullcontext())
         for fold in range(1, folds + 1):
             own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
             done = engine.from_main(partial(finished, own, part, data))
@@ -99,6 +100,24 @@ def fit_folds(
         with show_log(folder, console):
             results = engine.from_main(lambda: conclude(folder, recipe, data, engine.device, runs, pictures))
         return Run(folder, results, stopped)
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether a fold has saved anything, so that the recipe of the cross-validation stays."""
+    return any(next(folder.glob(f"fold-*/{name}"), None) for name in ("results.json", "checkpoints/last.pt"))
+
+
+@contextmanager
+def claim(folder: Path, recipe: Recipe) -> Iterator[None]:
+    """Make the folder a cross-validation's by its recipe, which goes again where no fold begins."""
+    replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
+    try:
+        yield
+    finally:
+        if not any(folder.glob("fold-*/recipe.yaml")):
+            (folder / "recipe.yaml").unlink(missing_ok=True)
+            with suppress(OSError):  # something else lies there
+                folder.rmdir()
 
 
 def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:

@@ -55,8 +55,13 @@ def show_log(folder: Path, console: Console) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     fresh = not (folder / LOG).exists()
     screen = logging.Handler()
-    screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
-    file = logging.FileHandler(folder / LOG, delay=True)
+
+    def show(record: logging.LogRecord) -> None:
+        if not hasattr(record, "told"):
+            say(console, f"{record.levelname.lower()}: {record.getMessage()}")
+
+    screen.emit = show
+    file = logging.FileHandler(folder / LOG, delay=True, encoding="utf-8", errors="backslashreplace")
     file.handleError = lambda record: None  # a full disk ends the run elsewhere, in one line
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(screen)  # the console is quiet in other processes

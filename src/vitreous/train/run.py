@@ -176,13 +176,13 @@ def fit(
             raise ValueError(f"no complete epoch of the run in {folder} is saved: go on with it by --resume")
         if not finish and resume and not resumed and not recipe.start.probe:
             say(console, "nothing of this run has been saved yet, so that it begins anew")
-        if not resumed and recipe.start.probe_first and start.facts["new_head"]:
-            job.probe_first()
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
             write_json(folder / "data.json", job.summary)
             if not resumed:  # a resumed run keeps the first record
                 write_json(folder / "environment.json", environment(engine.device, job.precision, engine.processes))
+        if not resumed and recipe.start.probe_first and start.facts["new_head"]:
+            job.probe_first()
         with engine.trackers(folder, flat(recipe.model_dump(mode="json")), job.state.tracker_id, resumed):
             if finish:
                 job.keep_present()
@@ -214,14 +214,14 @@ def fit(
 
 
 def resumption(
-    folder: Path, recipe: Recipe, device: str, how: str = "resume", given: bool = False, call: str = "fit"
+    folder: Path, recipe: Recipe, device: str, how: str = "resume", given: bool = False, call: str = "vt.fit"
 ) -> str:
     """The command that goes on with a run, or the call if its data or, as `given` says, its model is the caller's."""
     if given or recipe.data.source is None:
         more = "model=model, " if given else ""
         own = f"vt.read_recipe({str(folder / 'recipe.yaml')!r})"
         place = "" if device == "auto" else f"device={device!r}, "
-        return f"vt.{call}({own}, data, {more}out={str(folder)!r}, {place}{how}=True)"
+        return f"{call}({own}, data, {more}out={str(folder)!r}, {place}{how}=True)"
     more = "" if device == "auto" else f" --device {device}"
     return f"vitreous train --{how} --out {shlex.quote(str(folder))}{more}"
 

@@ -21,7 +21,7 @@ from vitreous.weights.load import load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
-PROBE_READS = ("start.", "data.", "model.", "seed", "precision", "optim.batch_size")
+PROBE_READS = ("start.", "data.", "model.", "seed", "precision", "track", "optim.batch_size")
 DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # settings that decide which images are held out
 EXAMPLE = "vt.ViT(vt.ViTConfig(size='nano/4', image_size=32, num_classes=10))"
 POOLS = {"cls", "cls_mean"}  # both read the class token and have no weights, so `pool` may change between them
