@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_intermixed_args()
+    if options.settings and (options.quick or options.only in ("probe", "default")):
+        parser.error(f"{' '.join(options.settings)}: the fine-tuning alone takes settings, and not with --quick")
 
     file = RESULTS / "fine-tuning.json"
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ Every part is started again by the same command: what is finished is not done ag
 results, all of them small files, in --out. On another machine the work goes on from what OUT holds: its notes put into
 WORK, and an unfinished run's NAME-unfinished put there as WORK/NAME. `--toy` proves a part on a CPU, in seconds, on the
 digits. OUT's throughput.json and time-to-94.json are what tables.py reads as benchmarks/results/throughput-cuda.json
-and time-to-94.json.
+and time-to-94.json. The forms of a model are timed one after another, not in turns.
 """
 
 import argparse

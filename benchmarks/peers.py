@@ -20,6 +20,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -302,16 +303,14 @@ def timed(
 ) -> dict[tuple[str, str], dict[str, float]]:
     """Seconds of a step of each peer in each mode, and of a plain product, side by side in fresh processes, as
     `interleaved` gives them."""
-    processes = {name: process() for name in (*names, PRODUCT)}
-    calls = {(PRODUCT, "eager"): functools.partial(step, processes[PRODUCT], multiply, str(device), precision)}
-    for name in names:
-        processes[name].submit(make, name, shape, str(device), modes).result()
-        for mode in modes:
-            calls[name, mode] = functools.partial(step, processes[name], run, kind, mode, precision)
-    seconds = interleaved(calls, device, rounds, steps)
-    for own in processes.values():
-        own.shutdown()
-    return seconds
+    with ExitStack() as stack:  # the processes end with it, after an error, too
+        processes = {name: stack.enter_context(process()) for name in (*names, PRODUCT)}
+        calls = {(PRODUCT, "eager"): functools.partial(step, processes[PRODUCT], multiply, str(device), precision)}
+        for name in names:
+            processes[name].submit(make, name, shape, str(device), modes).result()
+            for mode in modes:
+                calls[name, mode] = functools.partial(step, processes[name], run, kind, mode, precision)
+        return interleaved(calls, device, rounds, steps)
 
 
 def main() -> None:

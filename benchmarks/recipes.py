@@ -3,8 +3,8 @@
 python benchmarks/recipes.py digits --seeds 5
 python benchmarks/recipes.py digits --seeds 5 precision=float32
 
-Each seed is a run folder under runs/benchmarks/, named after what multiplies there, too; one that is finished is not
-trained again, one that was interrupted goes on.
+The results, and a run folder for each seed under runs/benchmarks/, are named after what multiplies there, too. A run
+that is finished is not trained again, one that was interrupted goes on.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from vitreous.recipe import read_recipe
 
 
 def train_seeds(recipe: str, overrides: list[str], seeds: int) -> tuple[str, dict]:
-    """Train seeds 0, 1, ...; returns a name for the experiment and its figures."""
-    name, here = "-".join([recipe, *(override.replace("=", "-") for override in overrides)]), units(pick_device())
+    """Train seeds 0, 1, ...; returns a name for the experiment here and its figures."""
+    name = "-".join([recipe, *(override.replace("=", "-") for override in overrides), units(pick_device())])
     runs = [
-        trained(read_recipe(recipe, [*overrides, f"seed={seed}"]), None, Path(f"runs/benchmarks/{name}-{here}-{seed}"))
+        trained(read_recipe(recipe, [*overrides, f"seed={seed}"]), None, Path(f"runs/benchmarks/{name}-{seed}"))
         for seed in range(seeds)
     ]
     top1 = [run["test"]["top1"] for run in runs]

@@ -156,13 +156,14 @@ def speed() -> str:
 
 def pretrained() -> str:
     content = json.loads((RESULTS / "fine-tuning.json").read_text())
-    probe, tuned = (content[way]["split"] for way in ("probe", "finetune"))
+    probe, tuned, plain = (content[way]["split"] for way in ("probe", "finetune", "default"))
     return (
         "The second half of the guide takes a pretrained model. DeiT-Tiny reaches "
         f"{100 * probe:.2f}% on the same 75 images with a new head alone (`--recipe probe`), {100 * tuned:.2f}% "
-        f"fine-tuned (`--recipe finetune {' '.join(content['finetune']['settings'])}`), one run each on two cores of "
-        "an AMD EPYC. These settings were chosen on folds of the 300 images; recipe `finetune` as it is has "
-        f"{100 * content['default']['split']:.2f}%, too. On folds: [measured](measurements.md#from-trained-weights)."
+        f"fine-tuned (`--recipe finetune {' '.join(content['finetune']['settings'])}`), one run each "
+        f"({_machine(content['machine'])}). These settings were chosen on folds of the 300 images; recipe `finetune` "
+        f"as it is has {100 * plain:.2f}%{', too' * (plain == tuned)}. On folds: "
+        "[measured](measurements.md#from-trained-weights)."
     )
 
 

@@ -58,9 +58,10 @@ def headline(results: dict[str, dict]) -> str:
         f"after {seconds[0]} s ({passes[0]} passes, one run) and **{hundred} on CIFAR-100** after {seconds[1]} s "
         f"({passes[1]} passes, mean of two runs), on one {gpu} where torch has compiled it before; one model of each "
         "ships here. On two CPU cores smaller ones have "
-        f"{in_an_hour} and {hundred_in_an_hour} after an hour, and {in_five} on CIFAR-10 after five minutes (one run "
-        f"each). The number of test images alone leaves ± {100 * min(chance):.1f} to {100 * max(chance):.1f} points "
-        "(95% interval). For scale, on CIFAR-10 and CIFAR-100:\n\n"
+        f"{in_an_hour} (AMD, Zen 5) and {hundred_in_an_hour} (Intel, AMX) after an hour, and {in_five} on CIFAR-10 "
+        "after five minutes (Zen 5; one run each). The number of test images alone leaves "
+        f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale, on CIFAR-10 and "
+        "CIFAR-100:\n\n"
         f"- a [demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}\n"
         "- Compact Transformers (CCT-7/3x1 of Hassani et al. 2021, 3.8 million parameters), from which stem and "
         f"pooling come, report {compact} after 300 epochs, 98.0% and 82.9% after 5,000"
@@ -70,15 +71,15 @@ def headline(results: dict[str, dict]) -> str:
 def others(results: dict[str, dict]) -> str:
     """What the smallest sets give, and how fast training is beside other libraries."""
     small = [
-        f"`vitreous train {name}` reaches {100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}% (n = {r['n']}) in "
-        f"{between(r['train_seconds'], '{:.0f}')} s ({where(r['machine'])})"
-        for name, r in ((name, results[name]) for name in ("digits", "mnist"))
+        f"`vitreous train {r['recipe']}` reaches {100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}% (n = {r['n']}) "
+        f"in {between(r['train_seconds'], '{:.0f}')} s ({where(r['machine'])})"
+        for r in (results["digits-amx"], results["mnist-avx512"])
     ]
     ratios = [ratio for name in PEERS for ratio in lead(results[name]).values()]
     return (
         f"{'; '.join(small)}. The same model trains {between(ratios, '{:.2f}')} times as fast as in timm, torchvision, "
-        "transformers, vit-pytorch and as a textbook writes it, by model and processor "
-        "([measured](docs/measurements.md#training-and-inference-beside-other-libraries))."
+        "transformers, vit-pytorch and as a textbook writes it, by model and processor ([measured]"
+        "(docs/measurements.md#training-and-inference-beside-other-libraries), some with an older version)."
     )
 
 
@@ -91,16 +92,21 @@ def speed(results: dict[str, dict]) -> str:
     large, tensors = (
         [times[224, policy, f"torchvision, {kind}"] for policy in policies] for kind in ("pictures", "tensors")
     )
-    later = [
-        next(row["faster_than_peer_by"] for row in loading["rows"] if f"later epochs, {way}" in row["name"])
-        for way in ("streamed", "in memory")
-    ]
+    later = []
+    for way in ("streamed", "in memory"):
+        row = next(row for row in loading["rows"] if f"later epochs, {way}" in row["name"])
+        low, high = (row["faster_than_peer_by"] * rate / row["images_per_second"] for rate in row["quartiles"])
+        later.append(f"{way} {row['faster_than_peer_by']:.0f}{spread(low, row['faster_than_peer_by'], high, '{:.0f}')}")
     leads = {title: lead(results[name]) for name, title in PEERS.items()}
-    rows = [[title, *(f"{ratio:.2f}" for ratio in ratios.values())] for title, ratios in leads.items()]
+    libraries = sorted({name for ratios in leads.values() for name in ratios})
+    rows = [
+        [title, *(f"{ratios[name]:.2f}" if name in ratios else "" for name in libraries)]
+        for title, ratios in leads.items()
+    ]
     return (
         "How many times as fast as each other library Vitreous trains: same model, default settings, each in its "
         "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
-        f"{markdown(['', *leads['32 px, AMX']], rows)}\n\n"
+        f"{markdown(['', *libraries], rows)}\n\n"
         "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 mostly by "
         "keeping the memory of a step for the next. The rows of AMX and of AVX-512 without bf16 are older: since then "
         "the last block computes only the class token where the head reads no other, residuals are bfloat16 in bf16, "
@@ -110,10 +116,15 @@ def speed(results: dict[str, dict]) -> str:
         f"- Augmentation, beside torchvision on PIL images: at 32 px {light:.0f} times as fast (a flip and a shift) "
         f"and {strong:.0f} times (RandAugment and more), at 224 px {large[0]:.1f} and {large[1]:.1f} times; beside "
         f"torchvision on tensors of 224 px {tensors[0]:.1f} and {tensors[1]:.1f} times.\n"
-        f"- Loading a folder of JPEGs, from the second epoch on: {later[0]:.0f} (streamed) to {later[1]:.0f} times (in "
-        "memory) as fast as a DataLoader in one process, which decodes them each time; here they are kept decoded, at "
-        "the model's size."
+        f"- Loading a folder of JPEGs, from the second epoch on: {', '.join(later)} times as fast as a DataLoader in "
+        "one process, which decodes them each time; here they are kept decoded, at the model's size."
     )
+
+
+def spread(low: float, median: float, high: float, form: str) -> str:
+    """The quartiles, where one of them differs from the median by more than a fifth."""
+    far = max(median - low, high - median) > median / 5
+    return f" (quartiles {form} to {form})".format(low, high) if far else ""
 
 
 def lead(peers: dict) -> dict[str, float]:
@@ -169,9 +180,9 @@ def photographs(scratch: list[dict], tuned: dict) -> str:
     return (
         f"On {sum(scratch[0]['count'])} photographs of pizza, steak and sushi (of Food-101, Bossard et al. 2014) "
         f"recipe `pizza` reaches {ours} from scratch, and DeiT-Tiny by recipe `finetune` with "
-        f"`{' '.join(r['settings'])}` {theirs}, without these settings {plain}. {probed(tuned)} Recipe `pizza` and "
-        "these settings were chosen on these images, and ImageNet, on which DeiT-Tiny was trained, has a class pizza "
-        "of its own. For few photographs of common things, use `--from`."
+        f"`{' '.join(r['settings'])}` {theirs}, without these settings {plain}, all with `data.val_fraction=0`. "
+        f"{probed(tuned)} Recipe `pizza` and these settings were chosen on these images, and ImageNet, on which "
+        "DeiT-Tiny was trained, has a class pizza of its own."
     )
 
 
@@ -252,10 +263,16 @@ def deployment_sentence(deployment: dict) -> str:
     ratios = [f"{times['int8', batch]:.2f} times as fast at a batch of {batch}" for batch in batches]
     plain = " and ".join(f"{times['onnx', batch]:.2f}" for batch in batches)
     model, machine = deployment["model"]["size"], deployment["machine"]
+    far = [
+        f"{r['form']} at a batch of {r['batch']} took {r['seconds']['median']:.1f} s{quartiles}"
+        for r in deployment["speed"]
+        if (quartiles := spread(**r["seconds"], form="{:.1f}"))
+    ]
+    varied = f" Some times varied: {', '.join(far)}." if far else ""
     return (
         f"int8 on the digits' test images: {', '.join(top1)}. Beside torch in float32, {model} in int8 "
         f"is {', '.join(ratios)}; the graph in float32 (`onnx`) is {plain} times as fast ({machine['processor']}, "
-        f"{threads(machine)}; `python benchmarks/deployment.py`)."
+        f"{threads(machine)}; `python benchmarks/deployment.py`).{varied}"
     )
 
 
@@ -273,8 +290,9 @@ def augment_table(augment: dict) -> str:
 
 def loading_table(loading: dict) -> str:
     rows = [
-        [row["name"], f"{row['images_per_second']:,.0f}", f"{row['faster_than_peer_by']:.2f}"]
+        [row["name"], f"{rate:,.0f}{spread(low, rate, high, '{:,.0f}')}", f"{row['faster_than_peer_by']:.2f}"]
         for row in loading["rows"]
+        for rate, (low, high) in [(row["images_per_second"], row["quartiles"])]
     ]
     return markdown(["way", "images/s", "times the DataLoader's"], rows)
 
@@ -340,10 +358,12 @@ def gpu_table(throughput: dict, to_94: dict) -> str:
         which += f" {machine['number']}"
         others = " The others have the same GPU and torch; their rates were not recorded."
     compiling = " and ".join(f"{seconds:.1f}" for seconds in to_94["compile_seconds"])
+    runs = zip(to_94["top1"], to_94["seconds"], strict=True)
+    each = " and ".join(f"{100 * top1:.2f}% in {seconds:.1f} s" for top1, seconds in runs)
     return (
         f"{markdown(head, rows)}\n\n"
         f"Recipe `{to_94['recipe']}` with `{' '.join(to_94['changes'])}` reaches {100 * to_94['mean_top1']:.2f}% on "
-        f"CIFAR-10 (n = {to_94['n']}) in {to_94['mean_seconds']:.1f} s, beside {compiling} s for compiling.\n\n"
+        f"CIFAR-10 in {to_94['mean_seconds']:.1f} s (n = {to_94['n']}: {each}), beside {compiling} s for compiling.\n\n"
         f"{which}: {describe(machine)}.{others}"
     )
 

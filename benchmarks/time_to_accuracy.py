@@ -29,7 +29,7 @@ def main() -> None:
         for limit in ["2s", "4s"] if options.quick else options.limits:
             name, figures = train_seeds(options.recipe, [*options.overrides, f"time_limit={limit}"], options.seeds)
             if not options.quick:
-                save(RESULTS / f"{name}-{figures['machine']['units']}.json", figures)
+                save(RESULTS / f"{name}.json", figures)
             lines.append(f"{limit:>5}: {in_words(figures)}")
     print("\n".join(lines))
 

@@ -5,15 +5,19 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import augment
 import faithfulness  # noqa: F401
+import finetune
 import loading
 import measure
 import minutes
 import numpy as np
+import peers
 import pytest
 import recipes
 import time_to_accuracy  # noqa: F401
@@ -46,6 +50,51 @@ def test_results_are_named_after_what_multiplies(monkeypatch, kind, amx, bf16, c
     monkeypatch.setattr(measure, "has_fast_bf16", lambda device: bf16)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert measure.units(torch.device(kind)) == name
+
+
+def test_variants_take_turns_after_one_call_each_and_the_quartiles_are_of_a_call(monkeypatch):
+    order, clock = [], 0.0
+
+    def call(name, *seconds):
+        nonlocal clock
+        clock += seconds[order.count(name)]
+        order.append(name)
+
+    variants = {  # of two calls a round, after the warm-up
+        "A": partial(call, "A", 99, 1, 3, 3, 3, 5, 15),
+        "B": partial(call, "B", 99, *[4] * 6),
+        "C": partial(call, "C", 99, 8, 8, 1, 1, 2, 2),
+    }
+    monkeypatch.setattr(measure, "now", lambda device: clock)
+    found = measure.interleaved(variants, torch.device("cpu"), rounds=3, calls=2)
+    assert "".join(order) == "ABC" + "AABBCC" + "BBCCAA" + "CCAABB"
+    assert found == {
+        "A": {"low": 2.5, "median": 3, "high": 6.5},  # 2, 3 and 10 s
+        "B": {"low": 4, "median": 4, "high": 4},
+        "C": {"low": 1.5, "median": 2, "high": 5},  # 8, 1 and 2 s
+    }
+
+
+def test_no_process_is_left_when_a_step_fails(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    started = ThreadPoolExecutor(1)
+    monkeypatch.setattr(peers, "process", lambda: started)
+    monkeypatch.setattr(peers, "interleaved", fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        peers.timed([], "training", "float32", peers.SHAPES["small"], torch.device("cpu"), ["eager"], 1, 1)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        started.submit(print)
+
+
+@pytest.mark.parametrize("words", ["--only probe", "--only default", "--quick"])
+def test_settings_that_would_change_nothing_are_refused(monkeypatch, capsys, words):
+    monkeypatch.setattr(finetune, "trained", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *words.split(), "optim.freeze=0"])
+    with pytest.raises(SystemExit) as stop:
+        finetune.main()
+    assert stop.value.code == 2 and "optim.freeze=0: the fine-tuning alone takes settings" in capsys.readouterr().err
 
 
 def test_benchmarks_that_code_and_makefile_name_are_there():
@@ -89,14 +138,35 @@ def test_all_peers_give_the_same_kind_of_batch(policy):
     torch.manual_seed(0)
     pixels = torch.randint(100, 200, (64, 3, 32, 32), dtype=torch.uint8)
     calls, missing = augment.make_peers(policy, pixels, torch.arange(64) % augment.CLASSES)
-    if missing:
-        pytest.skip("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    absent = {name for name in augment.PEERS if find_spec(name.partition(",")[0]) is None}
+    assert missing.keys() == absent, missing
+    if absent:
+        pytest.skip(f"not installed: {', '.join(sorted(absent))}")
     means = {}
     for name, call in calls.items():
         images, _ = call()
         assert images.dtype == torch.float32 and images.shape == pixels.shape
         means[name] = images.mean().item()
     assert len(means) == 4 and max(means.values()) - min(means.values()) < (0.1 if policy == "light" else 0.6), means
+
+
+def test_ours_does_all_that_the_strong_policy_says(monkeypatch):
+    labels = torch.arange(256) % augment.CLASSES
+    gray, ramp = (
+        values.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32) for values in (150 + 0 * labels, labels)
+    )
+    plain = augment.Preprocess(image_size=32, mean=augment.MEAN, std=augment.STD).normalise(gray / 255)
+    with monkeypatch.context() as patch:
+        patch.setattr(augment, "mix", lambda images, labels, *_: (images, labels))
+        images, _ = augment.ours("strong", gray, labels)()
+    erased = (images.abs().amax(1) < 1e-4).flatten(1).any(1)  # boxes of the mean colour
+    altered = ((images - plain).abs() > 1e-3).flatten(1).any(1)[~erased]
+    monkeypatch.setattr(augment, "augment", lambda images, *_: images)
+    images, targets = augment.ours("strong", ramp, labels)()
+    cut = (images.amax((2, 3)) - images.amin((2, 3)) > 1e-4).any(1)
+    assert 0.2 < erased.float().mean() < 0.32 and 0.4 < cut.float().mean() < 0.6
+    assert 0.45 < altered.float().mean() < 0.65  # by one operation of RandAugment 0.32, by three 0.68
+    assert ((targets > 0).sum(1) == 2).all()
 
 
 def test_the_loaders_read_the_same_pixels(tmp_path):
@@ -148,14 +218,15 @@ def test_a_run_that_was_interrupted_ends_the_list_goes_on_next_time_and_is_then_
         measure.trained(other, image_set, tmp_path / "run", "cpu")
 
 
-def test_the_figures_of_a_recipe_name_the_device_that_fit_takes(monkeypatch):
+def test_the_figures_of_a_recipe_and_their_file_name_the_device_that_fit_takes(monkeypatch):
     judged = {"top1": 0.5, "count": 2}
     run = {"params": 1, "passes": 1.0, "precision": "float32", "test": judged, "val": judged}
     run |= {"train_seconds": 1.0, "images_per_second": 1.0}
     monkeypatch.setattr(recipes, "trained", lambda *_: run)
     monkeypatch.setattr(recipes, "pick_device", lambda: torch.device("meta"))
     monkeypatch.setattr(recipes, "machine", lambda device: device.type)
-    assert recipes.train_seeds("digits", [], 1)[1]["machine"] == "meta"
+    name, figures = recipes.train_seeds("digits", ["epochs=2"], 1)
+    assert name == "digits-epochs-2-meta" and figures["machine"] == "meta"
 
 
 def test_a_figure_stands_under_its_time_limit_and_processor_wherever_these_come_from(monkeypatch):
