@@ -326,7 +326,7 @@ def test_pt2_answers_without_this_package(run, tmp_path):
 @pytest.mark.parametrize("form", FORMATS)
 def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, monkeypatch, form):
     def wrong(bundle, folder, *_):
-        assert folder.parent.parent == tmp_path  # a disk of its own may be mounted at what --out names
+        assert folder.parent in map(tmp_path.joinpath, places)  # at which a disk of its own may be mounted
         (folder / "model.bin").write_text("new")
         return lambda pixels: logits(bundle, pixels).roll(1, dims=1)
 
@@ -334,15 +334,53 @@ def test_another_function_is_refused_and_what_was_there_stays(run, tmp_path, mon
     monkeypatch.setattr(deploy, "need", lambda *_: None)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.bin").write_text("old")
+    places = ("out", "new", "a/new/place", "empty")
     what = "top-1 falls by" if form == "int8" else "logits differ by"
-    with pytest.raises(ValueError, match=f"the {form} export of .* is another function and was not kept: {what}"):
+    way_out = "; name more images with --data, or allow it by" if form == "int8" else "[0-9]; allow it by"
+    refused = f"^the {form} export of .* is another function and was not kept: {what} .*{way_out} --tolerance$"
+    with pytest.raises(ValueError, match=refused):
         export_run(run, form, out=tmp_path / "out")
     (tmp_path / "empty").mkdir()  # the user's
-    for name in ("new", "empty"):
+    for name in places[1:]:
         with pytest.raises(ValueError, match="another function"):
             export_run(run, form, out=tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "out"]
     assert [(path.name, path.read_text()) for path in (tmp_path / "out").iterdir()] == [("model.bin", "old")]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_one_answer_of_few_images_may_be_lost_by_rounding_and_no_more(run, tmp_path, monkeypatch, lost):
+    bundle = Bundle.load(run / "model")
+    inputs = find_inputs(run, bundle, 242, 242)
+
+    def rounded(*_):
+        def answer(pixels):
+            answers = logits(bundle, pixels)
+            wrong = torch.stack([(pixels == one).flatten(1).all(dim=1) for one in inputs.pixels[:lost]]).any(dim=0)
+            return torch.where(wrong[:, None], -answers, answers)
+
+        return answer
+
+    monkeypatch.setitem(deploy.GRAPHS, "int8", rounded)
+    monkeypatch.setattr(deploy, "need", lambda *_: None)
+    if lost == 1:
+        assert export_run(run, "int8", out=tmp_path / "x")[1]["tolerance"] == pytest.approx(1 / 24)
+        with pytest.raises(ValueError, match=r"top-1 falls by 4\.17% on .*, beyond 0\.50%; name more images"):
+            export_run(run, "int8", out=tmp_path / "y", tolerance=0.005)
+    else:
+        with pytest.raises(ValueError, match=r"top-1 falls by 8\.33% on .*, beyond 4\.17%; name more images"):
+            export_run(run, "int8", out=tmp_path / "x")
+
+
+def test_no_option_is_named_that_would_not_help(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(deploy.GRAPHS, "pt2", lambda bundle, *_: lambda pixels: logits(bundle, pixels) * math.nan)
+    with pytest.raises(ValueError, match=r"logits differ by nan on .*, beyond 0\.0001$"):
+        export_run(run, "pt2", out=tmp_path / "x")
+    monkeypatch.setattr(deploy, "MANY", 24)  # as many as are compared at most
+    monkeypatch.setitem(deploy.GRAPHS, "int8", lambda bundle, *_: lambda pixels: -logits(bundle, pixels))
+    monkeypatch.setattr(deploy, "need", lambda *_: None)
+    with pytest.raises(ValueError, match=r"top-1 falls by .*, beyond 4\.17%; allow it by --tolerance$"):
+        export_run(run, "int8", out=tmp_path / "x")
 
 
 def test_an_export_that_is_killed_while_it_is_put_in_its_place_can_be_made_anew(run, tmp_path, monkeypatch):
@@ -412,12 +450,13 @@ def test_images_may_be_named_to_check_on(run, tmp_path):
     assert torch.equal(own.pixels[:12], torch.from_numpy(tiny_set().test.images.array))
 
 
-def test_own_images_that_cannot_be_reached_are_done_without(run, monkeypatch):
+def test_own_images_that_cannot_be_reached_are_done_without_and_why_is_told(run, monkeypatch, caplog):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("vitreous.export.receipt.own_data", denied)  # they lie in a colleague's home, say
     assert find_inputs(run, tiny_bundle(), 242, 1000).name == "242 images of noise"
+    assert caplog.messages == ["[Errno 13] Permission denied; compared on noise"]
 
 
 # --- an image to check a port by ---
@@ -495,7 +534,7 @@ def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(v
 
     bundle.save(tmp_path / "bundle")  # which knows of no images
     code, out, _ = vitreous("export", tmp_path / "bundle", "pt2", "--out", folder)
-    assert code == 0 and "no example.json to check a port by, as the run's images are not here: name others" in out
+    assert code == 0 and "no example.json to check a port by, as it was compared on noise: name images" in out
     assert {file.name for file in folder.iterdir()} == {"model.pt2", "parity.json"}
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "example.json").write_text("theirs")
@@ -592,6 +631,18 @@ def test_what_a_layout_has_no_words_for_is_refused_by_its_name(tmp_path, write, 
     with pytest.raises(ValueError, match=f"{parts}.*: export onnx or pt2, which hold any model$"):
         write(tiny_bundle(**model), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_one_class_is_refused_by_layouts_and_goes_into_a_graph(tmp_path):
+    bundle = tiny_bundle(classes=("only",), pool="cls")
+    for form in ("timm", "huggingface"):
+        refused = (
+            r"'s ViT has no head of one class \(one output is a number to it\): export onnx or pt2, which hold any"
+        )
+        with pytest.raises(ValueError, match=refused):
+            export_run(bundle, form, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert export_run(bundle, "pt2", out=tmp_path / "new")[1]["max_abs_difference"] <= 1e-4
 
 
 @pytest.mark.parametrize(("form", "library"), [("timm", "timm"), ("huggingface", "transformers")])
@@ -734,15 +785,17 @@ def test_no_export_takes_the_place_of_a_model(tmp_path):
         export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
 
 
-def test_an_export_in_another_format_or_of_others_stays(tmp_path):
+def test_an_export_in_another_format_or_of_others_stays(tmp_path, monkeypatch):
     tiny_bundle().save(tmp_path / "bundle")
     export_run(tmp_path / "bundle", "timm", out=tmp_path / "new")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text("theirs")
     for folder in (tmp_path / "new", tmp_path / "theirs"):
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
-        with pytest.raises(ValueError, match=rf"{folder.name} holds another config\.json, which stays as it is"):
-            export_run(tmp_path / "bundle", "huggingface", out=folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(deploy, "find_inputs", lambda *_: pytest.fail("the place was looked at too late"))
+            with pytest.raises(ValueError, match=rf"{folder.name} holds another config\.json, which stays as it is"):
+                export_run(tmp_path / "bundle", "huggingface", out=folder)
         assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     export_run(tmp_path / "bundle", "pt2", out=tmp_path / "theirs")  # beside which none of its files lies
     assert (tmp_path / "theirs" / "config.json").read_text() == "theirs"
@@ -804,7 +857,17 @@ def hub(monkeypatch):
         calls.append(("upload", repo_id, {file.name: file.read_bytes() for file in folder_path.iterdir()}))
 
     def repo_info(self, repo_id):
-        return SimpleNamespace(private=repo_id != "me/public")
+        files, library = there.get(repo_id, ([".gitattributes"], None))
+        card_data = SimpleNamespace(library_name=library) if "README.md" in files else None
+        siblings = [SimpleNamespace(rfilename=name) for name in files]
+        return SimpleNamespace(private=repo_id != "me/public", siblings=siblings, card_data=card_data)
+
+    there = {
+        "me/bert": (["README.md", "config.json", "model.safetensors"], "transformers"),
+        "me/bare": (["config.json"], None),
+        "me/before": (["README.md", "config.json"], "vitreous"),
+        "me/licence": (["README.md"], None),
+    }
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
     monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", repo_info)
@@ -834,6 +897,16 @@ def test_push_makes_a_private_repository_where_that_is_asked_for(vitreous, run, 
     code, _, err = vitreous("push", run, "me/public", "--private")
     assert code == 2 and "me/public is there already and is public: make it private on the Hub" in err
     assert [call[0] for call in hub[2:]] == ["create"]
+
+
+def test_push_takes_the_place_of_no_other_model(vitreous, run, hub):
+    for repo in ("me/bert", "me/bare"):
+        code, out, err = vitreous("push", run, repo)
+        said = f"vitreous: {repo} holds another model, which stays as it is: name another repository\n"
+        assert (code, out, err) == (2, "", said)
+    assert [call[0] for call in hub] == ["create", "create"]
+    for repo in ("me/before", "me/licence"):
+        assert vitreous("push", run, repo)[0] == 0 and hub[-1][:2] == ("upload", repo)
 
 
 def test_broken_images_that_the_run_left_out_are_left_out_here(tmp_path):

@@ -13,11 +13,12 @@ from vitreous.recipe import Recipe, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
 
 CARD = "README.md"
+LIBRARY = "vitreous"  # in a card on the Hub, by which `push` knows it again
 # the rest is specific to one machine
 ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
 
-HUB_HEADER = """---
-library_name: vitreous
+HUB_HEADER = f"""---
+library_name: {LIBRARY}
 pipeline_tag: image-classification
 tags: [vision-transformer]
 ---

@@ -87,7 +87,7 @@ def test_evidence_gives_each_patch_its_value(files, monkeypatch, method):
     pixels = torch.from_numpy(np.stack([e.pixels for e in explain(bundle, files, device="cpu")]))
     target = torch.tensor([0, 1, 2, 0, 1, 2])
     maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, target)
-    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
     found = evidence(bundle, pixels, target, method)
     assert found.shape == (6, 2, 2)
     torch.testing.assert_close(found, maps, atol=1e-5, rtol=0)
@@ -206,15 +206,17 @@ def test_the_brightest_patch_is_where_the_map_is_largest():
     assert shown.shape == (4, 6, 3) and bright[2:, 4:].all() and bright.sum() == 4
 
 
-def test_batches_are_bounded_by_the_attention_weights_they_keep():
+def test_batches_are_bounded_by_the_attention_weights_and_activations_they_keep():
     assert explained_at_once(ViTConfig(size="B/16", image_size=384)) == 1
     assert explained_at_once(ViTConfig(image_size=28, patch_size=4, dim=64, depth=3, heads=2)) == 64
+    wide = ViTConfig(image_size=32, patch_size=8, dim=1024, depth=24, heads=16, pool="mean")  # 16 tokens
+    assert explained_at_once(wide) == 2**26 // (24 * 16 * (16 * 16 + 16 * 1024)) == 10
 
 
 def test_batches_change_nothing(files, monkeypatch):
     bundle = tiny_bundle()
     together = list(explain(bundle, files, curves=True, device="cpu"))
-    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
     alone = list(explain(bundle, files, curves=True, device="cpu"))
     assert len(together) == len(alone) == len(files) > 1
     for one, other in zip(together, alone, strict=True):
@@ -358,6 +360,27 @@ def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
         (tmp_path / "b.json").write_text(content)
         with pytest.raises(ValueError, match=r"holds another b\.json, which stays as it is"):
             stems(["photos/b.jpg"], tmp_path)
+
+
+def test_saving_an_explanation_takes_the_place_of_an_explanation_alone(files, tmp_path):
+    (found,) = explain(tiny_bundle(), files[0], device="cpu")
+    for suffix in (".png", ".json"):
+        theirs = tmp_path / f"mine{suffix}"
+        theirs.write_text("mine")
+        with pytest.raises(
+            ValueError, match=rf"holds another mine\{suffix}, which stays as it is: name another folder"
+        ):
+            found.save(tmp_path / "mine")
+        assert [path.name for path in tmp_path.glob("mine*")] == [theirs.name] and theirs.read_text() == "mine"
+        theirs.unlink()
+    for _ in range(2):
+        found.save(tmp_path / "mine")
+
+
+def test_rollout_is_computed_once(files, monkeypatch):
+    monkeypatch.setattr("vitreous.explain.explanations.explanation_maps", lambda *_: pytest.fail("anew"))
+    (found,) = explain(tiny_bundle(), files[0], method="rollout", device="cpu")
+    np.testing.assert_array_equal(found.map, found.rollout)
 
 
 def test_an_explanation_of_before_is_replaced(tmp_path):

@@ -13,6 +13,7 @@ from small_models import small
 from tiny import tiny_bundle, tiny_set
 from torch import nn
 
+from vitreous import plots
 from vitreous.explain.attention import OpenPass, open_pass, read_out
 from vitreous.explain.explanations import explained_at_once
 from vitreous.explain.look import (
@@ -172,6 +173,19 @@ def test_every_view_is_written(tmp_path, pool, positions):
     assert np.shape(figures["early_answers"]) == (3,) and figures["early_answers"][-1] == 1
 
 
+def test_the_figures_are_written_without_a_line_for_each_number(tmp_path):
+    look(tiny_bundle(), tiny_set(), out=tmp_path, count=2, device="cpu")
+    assert len((tmp_path / "look.json").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("grid", "height"), [((40, 1), 18.7), ((1, 40), 3.7), ((4, 5), 5.5)])
+def test_the_picture_of_positions_is_no_strip(monkeypatch, grid, height):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    plots.position_similarity(np.ones((*grid, *grid)), "", None)
+    assert made[0].get_size_inches().tolist() == pytest.approx([7, height])
+
+
 def test_the_answer_is_read_out_at_every_depth(model, images):
     seen = open_pass(model, images)
     early = early_answers(model, seen)
@@ -200,7 +214,7 @@ def test_the_title_says_what_the_filters_are(tmp_path, monkeypatch, caplog, fiel
 
 
 def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.explain.explanations.ATTENTION_BUDGET", 1)
+    monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
     bundle, data = tiny_bundle(registers=2, depth=2), tiny_set()
     figures = look(bundle, data, out=tmp_path, count=5, device="cpu")
     pixels = data.test.evenly(5).images.read(np.arange(5), bundle.preprocess)

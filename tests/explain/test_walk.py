@@ -16,7 +16,7 @@ from tiny import CLASSES, tiny_bundle
 from vitreous.explain.attention import open_pass
 from vitreous.explain.listing import code, colored
 from vitreous.explain.walk import walk
-from vitreous.model.attention import attention_weights
+from vitreous.model.attention import attend, attention_weights
 from vitreous.model.vit import Block, Pool, ViT
 
 VOID = {"meta", "link", "img", "br"}
@@ -146,10 +146,31 @@ def test_a_stem_cuts_no_patches_and_pictures_say_which_channels_they_show(tmp_pa
 def test_the_code_is_that_of_the_source(photo, tmp_path):
     bundle = tiny_bundle()
     text = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8")).text
-    for thing in (Block.forward, attention_weights, Pool.forward, ViT.embed, ViT.forward, type(bundle.model.patches)):
+    steps = Block.forward, attention_weights, attend, Pool.forward, ViT.embed, ViT.forward, ViT.features, ViT.pooled
+    for thing in (*steps, type(bundle.model.patches)):
         lines, first = inspect.getsourcelines(thing)
         assert inspect.cleandoc(lines[0]) in text and lines[-1].strip() in text
         assert f"{thing.__qualname__} · vitreous/" in text and f".py:{first}" in text
+
+
+@pytest.mark.parametrize("fields", [{}, {"mlp_conv": True}, {"layer_scale": 0.1}], ids=str)
+def test_parts_that_a_model_may_have_are_shown_where_it_has_them(photo, tmp_path, fields):
+    text = Reader(walk(tiny_bundle(**fields), photo, out=tmp_path / "page.html", device="cpu").read_text("utf-8")).text
+    assert ("NeighbourConv.forward · vitreous/" in text) == ("mlp_conv" in fields)
+    assert ("LayerScale.forward · vitreous/" in text) == ("layer_scale" in fields)
+
+
+def test_the_page_takes_the_place_of_a_page_alone(photo, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    with pytest.raises(ValueError, match=r"page\.html holds something else, which stays as it is: name another file"):
+        walk(tiny_bundle(), photo, out=page, device="cpu")
+    with pytest.raises(ValueError, match=r"does not end in \.html"):
+        walk(tiny_bundle(), photo, out=photo, device="cpu")
+    assert page.read_text() == "mine"
+    page.unlink()
+    for _ in range(2):
+        walk(tiny_bundle(), photo, out=page, device="cpu")
 
 
 def test_colouring_changes_no_letter_of_the_code():

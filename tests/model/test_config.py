@@ -73,20 +73,26 @@ REFUSED = [
     ({"image_size": (32, 32, 3)}, "at most 2 items"),
     ({"image_size": 0}, "greater than 0"),
     ({"patch_size": "big"}, "valid integer"),
-    ({"dim": 100, "heads": 3}, "dim 100 is not divisible by heads 3: each head is dim / heads wide"),
+    ({"dim": 100, "heads": 3}, "dim 100 is not divisible by heads 3: use dim 99 or 102"),
     (
         {"dim": 12, "heads": 2, "positions": "rope"},
-        "rotary positions need a head width divisible by 4, not 6 (dim 12 / heads 2)",
+        "rotary positions need a head width divisible by 4, not 6 (dim 12 / heads 2): use dim 8 or 16",
     ),
-    ({"dim": 6, "heads": 1, "positions": "sincos2d"}, "sincos2d positions need dim divisible by 4, not 6"),
-    ({"dim": 5, "heads": 1, "positions": "sincos"}, "sincos positions need an even dim, not 5"),
+    ({"dim": 2, "heads": 3}, "dim 2 is not divisible by heads 3: use dim 3"),
+    (
+        {"dim": 6, "heads": 1, "positions": "sincos2d"},
+        "sincos2d positions need dim divisible by 4, not 6: use dim 4 or 8",
+    ),
+    ({"dim": 30, "heads": 3, "positions": "sincos2d"}, "dim divisible by 4, not 30: use dim 24 or 36"),
+    ({"dim": 5, "heads": 1, "positions": "sincos"}, "sincos positions need an even dim, not 5: use dim 4 or 6"),
     (
         {"dim": 5, "heads": 1, "positions": "sincos_learned"},
-        "sincos_learned positions need an even dim, not 5",
+        "sincos_learned positions need an even dim, not 5: use dim 4 or 6",
     ),
     (
         {"norm_after_pool": True, "pool": "cls_mean"},
-        "norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them",
+        "norm_after_pool normalises a vector as wide as a token, and pool cls_mean gives two of them: set "
+        "norm_after_pool=false, or another pool",
     ),
     (
         {"stem_channels": (8,)},
@@ -108,13 +114,13 @@ REFUSED = [
     (STEM | {"patch_size": 3, "image_size": 9, "stem_strides": (3,)}, "1 or 2"),
     (
         STEM | {"patch_size": (4, 7), "stem_channels": (8, 8)},
-        "conv_stem needs a patch size that is a power of two, not 7",
+        "conv_stem needs a patch size that is a power of two, not 7: use 4 or 8",
     ),
     (
         STEM | {"patch_size": (2, 8), "stem_channels": (8,)},
         "conv_stem needs 3 convolutions of stride 2 for patch size 8, but has 2: give 2 or more stem_channels",
     ),
-    ({"dim": 4, "heads": 1, "mlp_ratio": 0.1}, "mlp_ratio 0.1 leaves no hidden unit at dim 4"),
+    ({"dim": 4, "heads": 1, "mlp_ratio": 0.1}, "mlp_ratio 0.1 leaves no hidden unit at dim 4: use at least 0.25"),
     ({"mlp_ratio": float("inf")}, "finite"),
     ({"norm_eps": float("nan")}, "finite"),
     ({"size": "B16"}, "unknown model size 'B16': use one of Ti, S, B, L, H, nano, micro, mini"),

@@ -151,7 +151,9 @@ def test_mlp_is_two_maps_and_the_exact_gelu():
     "shape", [(3, 8, 12), (1, 1, 8, 12), (1, 3, 12, 8), (1, 3, 8, 16), (1, 1, 3, 8, 12), (2, 7, 16)]
 )
 def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"images of shape \(.*\): this model reads \(B, 3, 8, 12\)"):
+    with pytest.raises(
+        ValueError, match=r"images of shape \(.*\): this model reads \(B, 3, 8, 12\): bring them to that, as"
+    ):
         small()(torch.zeros(shape))
 
 
@@ -439,6 +441,8 @@ def test_freezing_nothing_or_too_much():
     assert all(weight.requires_grad for weight in model.parameters()) and model.train().patches.training
     with pytest.raises(ValueError, match=f"cannot freeze 9 blocks of a model of {len(model.blocks)}"):
         model.freeze(9)
+    with pytest.raises(ValueError, match=f"^cannot freeze -1 blocks of a model of {len(model.blocks)}: use 0$"):
+        model.freeze(-1)
 
 
 def test_what_was_frozen_learns_again():

@@ -268,6 +268,15 @@ def test_preprocessing_that_does_not_normalise_leaves_pixels_in_0_to_1():
     said = {"size": 32, "image_mean": [0.4] * 3, "image_std": [0.2] * 3, "do_normalize": False}
     preprocess = from_huggingface.read_preprocessing(said)
     assert (preprocess.mean, preprocess.std) == ((0,) * 3, (1,) * 3)
+    gray = from_huggingface.read_preprocessing({"size": 32, "do_normalize": False}, channels=1)
+    assert (gray.mean, gray.std) == ((0,), (1,))
+
+
+def test_pixels_of_a_gray_model_that_are_not_normalised_are_of_one_channel(tmp_path):
+    made(tmp_path, *VIT, {"num_channels": 1})
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": 32, "do_normalize": False}))
+    preprocess = load_weights(tmp_path)[0].preprocess
+    assert (preprocess.mean, preprocess.std) == ((0,), (1,))
 
 
 def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
@@ -282,11 +291,17 @@ def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"use_swiglu_ffn": True}, "use_swiglu_ffn: our MLP is not gated"),
+        ({"use_swiglu_ffn": True}, "use_swiglu_ffn is true, and our MLP is not gated: give another size of DINOv2"),
         ({"id2label": {"0": "ant", "2": "bee"}}, "id2label does not number its 2 classes from 0 on: name every output"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new, gelu_pytorch_tanh"),
-        ({"model_type": "swin"}, "model_type 'swin' is not one of vit, dinov2, dinov2_with_registers"),
-        ({"num_attention_heads": 5}, "dim 48 is not divisible by heads 5: each head is dim / heads wide"),
+        (
+            {"hidden_act": "relu"},
+            "hidden_act 'relu' is not one of gelu, gelu_new, gelu_pytorch_tanh: give another model",
+        ),
+        (
+            {"model_type": "swin"},
+            "model_type 'swin' is not one of vit, dinov2, dinov2_with_registers: give weights of these",
+        ),
+        ({"num_attention_heads": 5}, "dim 48 is not divisible by heads 5: use dim 45 or 50"),
     ],
 )
 def test_what_our_model_cannot_be_is_refused_by_its_part(tmp_path, changes, reason):

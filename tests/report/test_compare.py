@@ -16,6 +16,7 @@ from tiny import stripes, tiny_recipe, tiny_set, write_images
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
+from vitreous.report import compare
 from vitreous.report.compare import (
     NEW_SEEDS,
     against,
@@ -360,6 +361,39 @@ def test_a_run_and_an_evaluation_of_its_test_images_are_on_the_same_ones(vitreou
     run, asked = read_run(tmp_path / "a"), read_run(tmp_path / "e")
     assert judged_apart([run, asked]) == "" and run.data["hash"]["test"] == asked.data["hash"]["test"]
     assert against(run, asked, "test") == "+0.00 points (0 gained, 0 lost, p = 1)"
+
+
+@pytest.mark.parametrize("model", [{}, {"image_size": 16}], ids=["as they are", "resized"])
+def test_a_cross_validation_and_an_evaluation_of_its_images_are_compared(vitreous, tmp_path, model):
+    photos, others = write_images(tmp_path / "photos", 6), write_images(tmp_path / "others", 6, seed=1)
+    quiet = {"console": Console(file=io.StringIO()), "pictures": False, "device": "cpu"}
+    recipe = tiny_recipe(epochs=1, model=model, data={"source": str(photos), "folds": 2, "val_fraction": 0})
+    fit_folds(recipe, out=tmp_path / "cv", **quiet)
+    fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", **quiet)
+    for name, images in {"same": photos, "other": others}.items():
+        assert vitreous("evaluate", tmp_path / "run", images, "--out", tmp_path / name, "--device", "cpu")[0] == 0
+    cv, same, other = (read_run(tmp_path / name) for name in ("cv", "same", "other"))
+    gained, lost = (
+        sum(a[0] and not b[0] for a, b in zip(*each, strict=True))
+        for each in (
+            [[run.answered["test"][image] for image in cv.answered["test"]] for run in pair]
+            for pair in ((same, cv), (cv, same))
+        )
+    )
+    assert against(cv, same, "test").startswith(f"{100 * (gained - lost) / 18:+.2f} points ({gained} gained, {lost} l")
+    assert against(same, cv, "test").startswith(f"{100 * (lost - gained) / 18:+.2f} points ({lost} gained, {gained} l")
+    apart = judged_apart([cv, other])
+    assert judged_apart([cv, same]) == judged_apart([same, cv]) == judged_apart([same, cv, same]) == ""
+    assert apart == judged_apart([other, cv]) and apart.startswith("They were not judged on the same test images")
+    assert judged_apart([same, other, cv]).startswith("Not all were judged on the same test images")
+    assert against(cv, other, "test") is against(other, cv, "test") is None
+
+
+def test_the_command_computes_its_figures_once(vitreous, runs, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(compare, "figures", lambda read: made.append(figures(read)) or made[-1])
+    assert vitreous("compare", runs / "a", runs / "b", "--out", tmp_path / "c.html")[0] == 0
+    assert len(made) == 1
 
 
 def test_names_in_brackets_stand_in_the_tables(runs):

@@ -488,6 +488,16 @@ def test_a_split_of_one_image_is_enough(tmp_path):
     assert "judged on the 1 validation images of its own data." in Page(tmp_path / "r.html").text
 
 
+def test_a_model_of_one_class_has_its_report(tmp_path):
+    pixels, _ = stripes(4)
+    split = ImageSet.from_arrays(pixels, np.zeros(4, int), class_names=("only",)).train
+    judged = judge(tiny_bundle(classes=("only",)), split, device=torch.device("cpu"), precision="float32", name="test")
+    evaluation_report(tmp_path / "r.html", judged, model="m", data="d", environment=ENVIRONMENT)
+    page = Page(tmp_path / "r.html")
+    hints = [image["alt"] for image in page.images if image["alt"].startswith("what speaks for")]
+    assert hints == ["what speaks for only"] * 4 and "or only" not in page.text
+
+
 def test_a_report_is_written_again_from_the_folder_alone(trained, tmp_path):
     before = (trained.folder / "report.html").read_text()
     samples = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])

@@ -159,15 +159,21 @@ def test_weights_that_do_not_fit_the_config_are_named(saved, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["class_names"].pop(), "2 class names for a model of 3 classes"),
-        (lambda c: c["class_names"].append("dog"), "4 class names for a model of 3 classes"),
+        (
+            lambda c: c["class_names"].pop(),
+            "2 class names for a model of 3 classes: name each of them once, in the order of its outputs",
+        ),
+        (
+            lambda c: c["class_names"].append("dog"),
+            "4 class names for a model of 3 classes: name each of them once, in the order of its outputs",
+        ),
         (
             lambda c: c["preprocess"].update(image_size=[12, 12]),
-            "preprocessing makes 1 x (12, 12) images, the model reads 1 x (8, 8)",
+            "preprocessing makes images of 1 x 12 x 12, the model reads 1 x 8 x 8: give that of this model",
         ),
         (
             lambda c: c["preprocess"].update(mean=[0.5] * 3, std=[0.5] * 3),
-            "preprocessing makes 3 x (8, 8) images, the model reads 1 x (8, 8)",
+            "preprocessing makes images of 3 x 8 x 8, the model reads 1 x 8 x 8: give that of this model",
         ),
     ],
     ids=["a name too few", "a name too many", "another size", "other channels"],
@@ -188,8 +194,8 @@ def test_parts_that_do_not_fit_each_other_are_refused(saved, change, message):
         (lambda c: c["model"].update(heads=3), "dim 16 is not divisible by heads 3"),
         (lambda c: c["preprocess"].update(std=[0]), "std (0.0,) is not within 0..1"),
         (lambda c: c.update(class_names=None), "'NoneType' object is not iterable"),
-        (lambda c: c.update(temperature=0), "temperature 0.0 is not above 0"),
-        (lambda c: c.update(temperature=math.nan), "temperature nan is not above 0"),
+        (lambda c: c.update(temperature=0), "temperature 0.0 is not above 0 and finite: give 1 where there is none"),
+        (lambda c: c.update(temperature=math.nan), "temperature nan is not above 0 and finite: give 1 where"),
         (lambda c: c.update(temperature="warm"), "could not convert string to float: 'warm'"),
     ],
 )

@@ -326,7 +326,8 @@ def test_a_bare_file_needs_a_config_or_its_architecture(folder, monkeypatch):
 
 def test_a_config_of_another_library_is_refused(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    assert refused(folder) == f"{folder / 'config.json'} is not a config of timm, whose names model.safetensors has"
+    said = f"{folder / 'config.json'} is not a config of timm, whose names model.safetensors has: put its config.json "
+    assert refused(folder).startswith(f"{said}beside it, or give its architecture: --arch vit_")
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,16 @@ def test_images_and_model_must_have_the_same_channels(folder):
     said = json.loads((folder / "config.json").read_text())
     said["preprocess"] |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (folder / "config.json").write_text(json.dumps(said))
-    assert refused(folder).endswith("images get 3 channels, but the model reads 1")
+    assert refused(folder).endswith(
+        "images get 3 channels, but the model reads 1: give mean and std of each in its config"
+    )
+
+
+def test_every_class_of_a_head_has_a_name(folder):
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {"class_names": ["ant"]}))
+    told = "1 class names for a head of 3 classes: name each of them once in its config.json"
+    assert refused(folder) == f"{folder / 'model.safetensors'}: {told}"
 
 
 # --- malformed and malicious files ---
@@ -515,12 +525,28 @@ def test_a_file_that_may_not_be_read_is_not_called_missing_or_damaged(folder, mo
             load(folder)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize(
+    "prefix",
+    ["module.", "model.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "model._orig_mod.", "model.module."],
+)
 def test_a_prefix_that_all_names_share_is_no_obstacle(folder, prefix):
     expected = load_weights(folder)[0].model(reading())
     weights = {f"{prefix}{name}": value for name, value in load_file(folder / "model.safetensors").items()}
     torch.save({"state_dict": weights}, folder / "weights.pth")
     assert torch.equal(load_weights(folder / "weights.pth")[0].model(reading()), expected)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 9 GiB"), RuntimeError("not enough memory: you tried")]
+)
+def test_a_file_that_is_too_large_for_the_memory_is_not_called_damaged(folder, monkeypatch, error):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(tensor_files, "load_file", refuse)
+    with pytest.raises(type(error)) as caught:
+        load_weights(folder)
+    assert caught.value is error
 
 
 def test_a_file_of_another_kind_is_refused(folder):

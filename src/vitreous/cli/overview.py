@@ -81,12 +81,13 @@ def compare(
     if out is not None:
         check_file(out, ".html", MARK)
     read = [read_run(run) for run in runs]
+    rows = figures(read)
     if out is not None:  # before anything is printed, as a reader such as `head` may leave
-        compare_page(out, read)
+        compare_page(out, read, rows)
     console = Console()
-    for table in render(read):
+    for table in render(read, rows):
         console.print(table)
-    if note := about_p(figures(read)):
+    if note := about_p(rows):
         print(note)
     for caution in cautions(read):
         print(caution)

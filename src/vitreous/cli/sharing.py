@@ -20,7 +20,9 @@ def export(
     ] = False,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest difference of a logit \\[1e-4]; for int8 the loss of top-1 \\[0.005]."),
+        typer.Option(
+            help="Largest difference of a logit \\[1e-4]; for int8 the loss of top-1 \\[0.005, or one image]."
+        ),
     ] = None,
     arch: Architecture = None,
     revision: Revision = None,
@@ -55,11 +57,9 @@ def export(
             f"{'both' if len(shown) > 1 else 'it'} if that image must not be shared"
         )
     elif form in GRAPHS:
-        print(f"no {EXAMPLE} to check a port by, as the run's images are not here: name others with --data")
+        print(f"no {EXAMPLE} to check a port by, as it was compared on noise: name images with --data")
     if form == "int8" and "top1" not in receipt:
-        print(
-            "what rounding costs in top-1 was not measured, as the run's images are not here: name others with --data"
-        )
+        print("what rounding costs in top-1 was not measured, as it was compared on noise: name images with --data")
     if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get(TEMPERATURE)):
         library = "transformers" if form == "huggingface" else form
         print(

@@ -37,8 +37,9 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
 TOP = 5
+MARK = '"target_probability"'  # in the JSON file of an explanation
 LONGEST = 200  # bytes of a file name, which may have 255
-ATTENTION_BUDGET = 1 << 26  # attention weights that one batch may keep: 256 MiB
+BUDGET = 1 << 26  # numbers that one batch may keep, attention weights and what gradients need: 256 MiB in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +111,12 @@ class Explanation:
 
     def save(self, stem: Path | str, sha256: str | None = None, question: str = "") -> None:
         """Write a figure and a JSON file: `stem`.png and `stem`.json. sha256: of the model. question: in words. The
-        JSON file has both, by which `stems` knows it again."""
+        JSON file has both, by which `stems` knows it again. Raises ValueError for other files of these names."""
         from vitreous.plots import explanation as draw
 
         stem, curves = path_of(stem), None
+        picture, record = (stem.with_name(stem.name + suffix) for suffix in (".png", ".json"))
+        check_free((picture, record), record, MARK)
         if self.curves is not None:
             pairs = {"deletion": (self.curves.deletion, self.random_curves.deletion)}
             pairs["insertion"] = (self.curves.insertion, self.random_curves.insertion)
@@ -125,7 +128,7 @@ class Explanation:
             if name is not None and name not in self.classes:
                 bars.append((name, probability))
         content = self.to_json() | ({} if sha256 is None else {"sha256": sha256, "question": question})
-        write_json(stem.with_name(stem.name + ".json"), content)  # first: it marks the picture as ours
+        write_json(record, content)  # first: it marks the picture as ours
         method = self.method.replace("_", " ")
         if self.method in ("attention", "grad_cam"):
             method += f", block {self.layer}"
@@ -155,7 +158,7 @@ class Explanation:
             layer=self.layer,
             patch=self.patch,
             curves=curves,
-            path=stem.with_name(stem.name + ".png"),
+            path=picture,
         )
 
     def _repr_png_(self) -> bytes:
@@ -179,7 +182,7 @@ def explain(
     device: str = "auto",
     broken: list[BrokenImage] | None = None,
 ) -> Iterator[Explanation]:
-    """Explain each image, in order and in float32, in batches limited to 256 MiB of attention weights.
+    """Explain each image, in order and in float32, in batches limited to 256 MiB of attention weights and activations.
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
     image, other than `against`). against: the name of a class to contrast the target with. layer and head, counted from
@@ -231,6 +234,8 @@ def explain(
             elif method == DEFAULT:
                 signed = integrated_gradients(model, x, targets, against=others)
                 maps, attributed = to_share(signed.clamp(min=0)), signed.sum(dim=(1, 2))
+            elif method == "rollout":
+                maps = patch_map(flow, model)
             else:
                 maps = explanation_maps(model, x, method, targets, layer, head, others)
 
@@ -284,8 +289,12 @@ def evidence(
 
 
 def explained_at_once(config: ViTConfig) -> int:
-    """A batch size that bounds memory for any model: 1 for ViT-B/16 at 384 pixels, 64 for small models."""
-    return max(1, min(64, ATTENTION_BUDGET // (config.depth * config.heads * config.tokens**2)))
+    """A batch size that bounds memory for any model: 1 for ViT-B/16, 64 for small models.
+
+    Of each token a block keeps its attention weights and, for gradients, about 16 D activations.
+    """
+    kept = config.depth * config.tokens * (config.heads * config.tokens + 16 * config.dim)  # of one image
+    return max(1, min(64, BUDGET // kept))
 
 
 def class_index(name: str, class_names: Sequence[str]) -> int:
@@ -330,7 +339,7 @@ def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = ""
             stem = f"{plain}-{number}"
         given.add(stem.casefold())
         figures = folder / f"{stem}.json"
-        check_free((folder / f"{stem}.png", figures), figures, '"target_probability"')
+        check_free((folder / f"{stem}.png", figures), figures, MARK)
         result.append(folder / stem)
     return result
 

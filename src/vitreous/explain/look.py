@@ -58,7 +58,7 @@ def look(
     positions = position_similarity(model).cpu().double().numpy()
     images = _images(bundle, run, data, count)
     figures = {"filter_variance": shares.round(6).tolist(), "positions": positions.round(4).tolist()}
-    write_json(record, figures)  # first: it marks the pictures as ours
+    write_json(record, {"filter_variance": figures["filter_variance"]})  # first: it marks the pictures as ours
     for picture in pictures.values():
         picture.unlink(missing_ok=True)
     title = "what the patch embedding sees: principal components"
@@ -92,7 +92,7 @@ def look(
             "token_norms": {kind: values.round(4).tolist() for kind, values in spread.items()},
             "early_answers": same.round(4).tolist(),
         }
-    write_json(record, figures)
+    write_json(record, figures, indent=None)  # the square of the patches in numbers
     return figures
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
 from vitreous.explain.methods import patch_map, through
-from vitreous.files import path_of
+from vitreous.files import check_file, path_of
 from vitreous.messages import channels_shown
 from vitreous.model import ViT, ViTConfig
-from vitreous.model.attention import Attention, attention_weights
+from vitreous.model.attention import Attention, attend, attention_weights
 from vitreous.model.patches import flat_patches
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
-from vitreous.model.vit import MLP, Block, Pool
-from vitreous.page import document, png, write_page
+from vitreous.model.vit import MLP, Block, LayerScale, NeighbourConv, Pool
+from vitreous.page import MARK, document, png, write_page
 from vitreous.plots import heat, overlay
 from vitreous.prediction import Asked, image_name, read_image
 from vitreous.preprocess import Preprocess
@@ -47,10 +47,12 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
     """Write the page of one image, a single file that needs no network, and return its path.
 
     run and image: as for `predict`. The code shown is read from the source as the page is written. Raises ValueError
-    for an image that cannot be read.
+    for an image that cannot be read, and where `out` would take the place of another file.
     """
+    out = path_of(out)
+    check_file(out, ".html", MARK)
     bundle = Bundle.of(run)
-    where, model, out = bundle.to(device), bundle.model, path_of(out)
+    where, model = bundle.to(device), bundle.model
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
     normalised = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(where))
     seen = open_pass(model, normalised)
@@ -181,7 +183,9 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: Tensor, answers: st
                 "<b>z</b> = MLP(LN(<b>z</b>&prime;)) + <b>z</b>&prime;  (3)",
             ),
             *([f"<p>In this model {'; '.join(others)}.</p>"] if (others := _apart_from_paper(config)) else []),
-            *map(code, (Block.forward, Attention.split, attention_weights, Attention.forward, MLP.forward)),
+            *map(code, (Block.forward, *([LayerScale.forward] if config.layer_scale is not None else []))),
+            *map(code, (Attention.split, attention_weights, attend, Attention.forward, MLP.forward)),
+            *([code(NeighbourConv.forward)] if config.mlp_conv else []),
         ]
     reader = "the class token reads" if config.pool == "cls" else "the tokens that the answer is read from look at"
     maps, peaks = patch_map(heads, model).cpu().numpy(), heads[:, config.prefix :].amax(dim=1).tolist()
@@ -228,14 +232,14 @@ def _end(bundle: Bundle, shown: np.ndarray, weights: np.ndarray, lens: np.ndarra
             ),
             *([] if config.pool == "cls" else [_picture(overlay(shown, weights), caption, 224)]),
             code(Pool.forward),
+            code(ViT.pooled),
             _step(
                 "Head and probabilities",
                 f"(B, K) = (1, {config.num_classes})",
                 f"<b>s</b> = {logits},  p<sub>k</sub> = exp(s<sub>k</sub> / T) / Σ<sub>j</sub> exp(s<sub>j</sub> / T)",
             ),
             f"<p>The temperature T is {bundle.temperature:.3g}; where it is not 1, held-out images gave it.</p>",
-            code(ViT.forward),
-            code(ViT.forward_features),
+            *map(code, (ViT.forward, ViT.features, ViT.forward_features)),
             _answers(lens[-1], names, 5),
             "<h2>The answer, depth by depth</h2>",
             "<p>The tokens after each block, read as if they were the last (a logit lens; 0 is before the first "

@@ -205,6 +205,7 @@ def _refuse(bundle: Bundle, library: str, beyond: dict[str, bool]) -> None:
         "convolution in the MLP": config.mlp_conv,
         "hidden layer in the head": config.head_hidden > 0,
         "level for white (data.white)": bundle.preprocess.white is not None,
+        "head of one class (one output is a number to it)": config.num_classes == 1,
     }
     if lacks := [part for part, there in (parts | beyond).items() if there]:
         raise ValueError(f"{library}'s ViT has no {', no '.join(lacks)}: export onnx or pt2, which hold any model")

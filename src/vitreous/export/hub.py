@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from vitreous.card import CARD, finished, write_shared
+from vitreous.card import CARD, LIBRARY, finished, write_shared
 from vitreous.files import path_of
 from vitreous.messages import first_line
-from vitreous.weights.bundle import SHIPPED, check_named, is_shipped
+from vitreous.weights.bundle import CONFIG, SHIPPED, check_named, is_shipped
 
 
 class Pushed(NamedTuple):
@@ -24,8 +24,8 @@ def push_run(run: os.PathLike[str] | str, repo: str, *, private: bool = False, d
     """Upload a finished run's bundle, record and card to `repo`, owner/name, creating it if needed.
 
     private: create it as private, and require an existing one to be; otherwise the owner's settings apply, public by
-    default. dry_run: make the files without using the network. Raises ValueError for an unfinished run and a failed
-    upload.
+    default. dry_run: make the files without using the network. Raises ValueError for an unfinished run, a repository
+    that holds another model than ours, and a failed upload.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
@@ -52,13 +52,18 @@ def _upload(folder: Path, repo: str, private: bool) -> None:
     api = HfApi()
     try:
         api.create_repo(repo, private=private or None, exist_ok=True)
-        seen_by_all = private and not api.repo_info(repo).private  # it existed before
-        if not seen_by_all:
+        there = api.repo_info(repo)
+        seen_by_all = private and not there.private  # it existed before
+        has_model = any(file.rfilename == CONFIG for file in there.siblings or ())
+        others = has_model and getattr(there.card_data, "library_name", None) != LIBRARY  # as our cards say
+        if not seen_by_all and not others:
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
     except Exception as error:  # anything from no network to no write access
         reason = first_line(error)
         raise ValueError(
             f"cannot upload to {repo} ({reason}): log in with 'hf auth login', or see the files with --dry-run"
         ) from error
+    if others:
+        raise ValueError(f"{repo} holds another model, which stays as it is: name another repository")
     if seen_by_all:
         raise ValueError(f"{repo} is there already and is public: make it private on the Hub, or name another")

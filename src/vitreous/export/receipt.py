@@ -1,5 +1,6 @@
 """The parity receipt: whether an exported model is the same function."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from vitreous.export.graphs import Answer
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
+log = logging.getLogger("vitreous")
+
 BATCHES = (1, 2, 7, 32, 200)
 MANY = 1000  # images, where accuracy is compared and not logits
 
@@ -32,19 +35,25 @@ class Inputs(NamedTuple):
     first: Images | None = None
     """The first image in its original form, before resizing; None for noise."""
 
+    @property
+    def different(self) -> int:
+        """How many of them there are, those that come again left out."""
+        return len(self.pixels if self.labels is None else self.labels)
+
 
 def find_inputs(
     run: Trained, bundle: Bundle, at_least: int, most: int, data: ImageSet | Path | str | None = None
 ) -> Inputs:
-    """Images spread evenly over `data`, or else over the split that a run is judged on; noise if the run's are unknown
-    or cannot be read."""
+    """Images spread evenly over `data`, or else over the split that a run is judged on; noise, with a warning that says
+    why, if the run's are unknown or cannot be read."""
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
         split = as_known(bundle, image_set, image_set.judged).evenly(most)
         split = decode(split, bundle.preprocess, skip_broken=True)
-    except (ValueError, OSError):
+    except (ValueError, OSError) as error:
         if data is not None:
             raise
+        log.warning("%s; compared on noise", error)
         shape = (at_least, *bundle.preprocess.shape)
         pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         return Inputs(pixels, None, f"{at_least} images of noise")
@@ -76,8 +85,7 @@ def compare(before: Answer, after: Answer, inputs: Inputs, most: int = BATCHES[-
             logits[name].append(call(batch))
             seconds[name] += time.perf_counter() - start
     a, b = (torch.cat(found) for found in logits.values())
-    count = len(inputs.pixels if inputs.labels is None else inputs.labels)
-    answers, others = a[:count].argmax(dim=1), b[:count].argmax(dim=1)
+    answers, others = (x[: inputs.different].argmax(dim=1) for x in (a, b))
     figures = {
         "inputs": inputs.name,
         "batches": sizes,

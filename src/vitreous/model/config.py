@@ -27,6 +27,12 @@ Pair = Annotated[
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
+def _around(value: int, step: int) -> str:
+    """The multiples of `step` next to a value that is none."""
+    below = value // step * step
+    return f"{below} or {below + step}" if below else str(step)
+
+
 class ViTConfig(BaseModel):
     """Every choice of a model, checked when made: a bad one raises ValueError.
 
@@ -94,7 +100,7 @@ class ViTConfig(BaseModel):
     qk_norm: bool = False
     """Normalise each head's queries and keys (Dehghani et al. 2023)."""
     layer_scale: PositiveFloat | None = None
-    """Start value of a learned factor for each channel of a block's output (Touvron et al. 2021)."""
+    """Start value of a learned factor for each channel of what a branch of a block adds (Touvron et al. 2021)."""
     registers: NonNegativeInt = 0
     """Extra learned tokens that take part in attention and that no head reads (Darcet et al. 2024)."""
     bias: bool = True
@@ -124,23 +130,30 @@ class ViTConfig(BaseModel):
     def _check(self) -> "ViTConfig":
         for side, patch in zip(self.image_size, self.patch_size, strict=True):
             if side % patch:
-                fits = [s for s in (side // patch * patch, side // patch * patch + patch) if s]
                 raise ValueError(
-                    f"image size {side} is not divisible by patch size {patch}: use {' or '.join(map(str, fits))}"
+                    f"image size {side} is not divisible by patch size {patch}: use {_around(side, patch)}"
                 )
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} is not divisible by heads {self.heads}: each head is dim / heads wide")
+        dim, heads = self.dim, self.heads
+        if dim % heads:
+            raise ValueError(f"dim {dim} is not divisible by heads {heads}: use dim {_around(dim, heads)}")
         if self.positions == "rope" and self.head_dim % 4:
             raise ValueError(
-                f"rotary positions need a head width divisible by 4, not {self.head_dim} (dim {self.dim} / heads "
-                f"{self.heads}): a pair for each row and column frequency"
+                f"rotary positions need a head width divisible by 4, not {self.head_dim} (dim {dim} / heads {heads}): "
+                f"use dim {_around(dim, 4 * heads)}"
             )
-        if self.positions == "sincos2d" and self.dim % 4:
-            raise ValueError(f"sincos2d positions need dim divisible by 4, not {self.dim}")
-        if self.positions in ("sincos", "sincos_learned") and self.dim % 2:
-            raise ValueError(f"{self.positions} positions need an even dim, not {self.dim}")
+        if self.positions == "sincos2d" and dim % 4:
+            raise ValueError(
+                f"sincos2d positions need dim divisible by 4, not {dim}: use dim {_around(dim, math.lcm(4, heads))}"
+            )
+        if self.positions in ("sincos", "sincos_learned") and dim % 2:
+            raise ValueError(
+                f"{self.positions} positions need an even dim, not {dim}: use dim {_around(dim, math.lcm(2, heads))}"
+            )
         if self.norm_after_pool and self.pool == "cls_mean":
-            raise ValueError("norm_after_pool normalises a vector as wide as a token: pool cls_mean gives two of them")
+            raise ValueError(
+                "norm_after_pool normalises a vector as wide as a token, and pool cls_mean gives two of them: set "
+                "norm_after_pool=false, or another pool"
+            )
         if self.patch_embedding == "conv_stem":
             self._check_stem()
         else:
@@ -151,13 +164,18 @@ class ViTConfig(BaseModel):
                     f"patch_embedding=conv_stem, or {' '.join(given)}"
                 )
         if round(self.dim * self.mlp_ratio) < 1:
-            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {self.dim}")
+            raise ValueError(
+                f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {dim}: use at least {1 / dim:.2g}"
+            )
         return self
 
     def _check_stem(self) -> None:
         for patch in self.patch_size:
             if patch & (patch - 1):
-                raise ValueError(f"conv_stem needs a patch size that is a power of two, not {patch}")
+                below = 1 << (patch.bit_length() - 1)
+                raise ValueError(
+                    f"conv_stem needs a patch size that is a power of two, not {patch}: use {below} or {2 * below}"
+                )
         halvings = max(self.patch_size).bit_length() - 1
         if len(self.stem_channels) + 1 < halvings:
             raise ValueError(

@@ -252,10 +252,11 @@ class ViT(nn.Module):
         """Freeze the embedding and the first `blocks` blocks, including their dropout and batch statistics.
 
         0 freezes nothing, not even the embedding. Parts frozen earlier are unfrozen. Raises ValueError for more blocks
-        than there are.
+        than there are, or fewer than 0.
         """
-        if blocks > len(self.blocks):
-            raise ValueError(f"cannot freeze {blocks} blocks of a model of {len(self.blocks)}: use {len(self.blocks)}")
+        L = len(self.blocks)
+        if not 0 <= blocks <= L:
+            raise ValueError(f"cannot freeze {blocks} blocks of a model of {L}: use {L if blocks > L else 0}")
         tokens = (self.class_token, self.registers, self.positions)
         embedding = [*(token for token in tokens if isinstance(token, nn.Parameter)), *self.patches.parameters()]
         for count, learns in ((self.frozen, True), (blocks, False)):
@@ -318,7 +319,8 @@ class ViT(nn.Module):
         expected = (self.config.channels, *self.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ValueError(
-                f"images of shape {tuple(images.shape)}: this model reads (B, {', '.join(map(str, expected))})"
+                f"images of shape {tuple(images.shape)}: this model reads (B, {', '.join(map(str, expected))}): bring "
+                "them to that, as `Preprocess` does"
             )
 
 

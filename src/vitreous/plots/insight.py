@@ -140,7 +140,8 @@ def position_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
     for row in range(rows):
         for column in range(columns):
             tiles[row * (rows + 1) :, column * (columns + 1) :][:rows, :columns] = similarity[row, column]
-    figure = Figure(figsize=(7, 0.7 + 6 * rows / columns), layout="constrained")
+    height = 6 * min(max(rows / columns, 0.5), 3)  # of a strip there would be metres, or no room for the labels
+    figure = Figure(figsize=(7, 0.7 + height), layout="constrained")
     axes = figure.subplots()
     shown = axes.imshow(tiles, cmap="viridis", vmax=1, interpolation="nearest")
     axes.set_xticks(np.arange(columns) * (columns + 1) + (columns - 1) / 2, range(1, columns + 1))

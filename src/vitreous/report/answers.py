@@ -327,9 +327,11 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
     names, pixels = bundle.class_names, answers.images.read(rows.numpy(), bundle.preprocess)
     where = next(bundle.model.parameters()).device
     truths = answers.labels[rows]
-    answered, second = shares[rows].argsort(dim=1, descending=True, stable=True)[:, :2].unbind(dim=1)
-    others = second.where(answered == truths, truths)  # the class that the answer is contrasted with
-    asked = (torch.from_numpy(pixels).to(where), answered.to(where), method, others.to(where))
+    order = shares[rows].argsort(dim=1, descending=True, stable=True)
+    answered, second = order[:, 0], order[:, min(1, len(names) - 1)]
+    others = second.where(answered == truths, truths)  # the class that the answer is contrasted with, if there is one
+    against = others.to(where) if len(names) > 1 else None
+    asked = (torch.from_numpy(pixels).to(where), answered.to(where), method, against)
     maps = evidence(bundle, *asked).cpu().numpy()
     items = []
     for i, row in enumerate(rows.tolist()):
@@ -338,12 +340,13 @@ def _answered(answers: Judged, rows: Tensor, shares: Tensor, method: Method, own
         file = answers.images.describe(row)
         text = f"<strong>{escape(names[answer])}</strong> {shares[row, answer]:.1%}"
         text += confidence_bar(shares[row, answer], wrong=not right)
-        text += f"<small>{'or' if right else 'is'} {escape(names[other])} ({shares[row, other]:.1%})</small>"
+        if against is not None:
+            text += f"<small>{'or' if right else 'is'} {escape(names[other])} ({shares[row, other]:.1%})</small>"
         place = file.rpartition(": ")[2] if ": row " in file else "/".join(Path(file).parts[-2:])
         if own and place.startswith("row "):  # as `explain` takes it; that of a fold follows the fold's name
             place = f"{answers.name}:{answers.rows[row]}"
         text += f'<small class="file" title="{escape(file)}">{escape(place)}</small>'
         alt = f"{names[truth]}, answered {names[answer]} with {shares[row, answer]:.1%}"
-        hint = f"what speaks for {names[answer]} rather than {names[other]}"
+        hint = f"what speaks for {names[answer]}" + (f" rather than {names[other]}" if against is not None else "")
         items.append(shot(pixels[i], alt, text, [picture(heated(pixels[i], maps[i]), hint)]))
     return items

@@ -18,6 +18,9 @@ from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.finished import Finished
 from vitreous.report.layout import SPLIT_LABELS, Section, lay_out, scroll
 
+Rows = Sequence[tuple[str, list[str]]]
+"""Of a table: what a row is of, and its text for each run."""
+
 # settings that change the pixels of the same images
 FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction", "data.white", "start.weights")
 FITTED += ("interpolation",)  # of an evaluation, where it is not bicubic
@@ -30,7 +33,7 @@ NEW_SEEDS = "Intervals over seeds are about new seeds on these same images."
 AGAINST = "  against the first"  # the name of the rows with p-values
 
 
-def figures(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
+def figures(runs: Sequence[Finished]) -> Rows:
     """The rows of the first table: the name of a figure, and its text for each run."""
 
     def row(name: str, text: Callable[[Finished], str | None]) -> tuple[str, list[str]]:
@@ -85,7 +88,8 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
-    if "by_fold" in run.results and run.recipe["data.group"] != first.recipe.get("data.group"):
+    both_cut = all("by_fold" in each.results for each in (first, run))
+    if both_cut and run.recipe["data.group"] != first.recipe["data.group"]:
         return "folds cut by other groups"
     ours, theirs = first.answered.get(split), run.answered.get(split)
     if not ours or not theirs:
@@ -105,7 +109,7 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} gained, {lost} lost, p = {p:.2g}{groups})"
 
 
-def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
+def about_p(rows: Rows) -> str:
     """A sentence on the p-values among the texts of `figures`; "" where there are none."""
     values = [text for name, texts in rows if name == AGAINST for text in texts if "p = " in text]
     if not values:
@@ -114,7 +118,7 @@ def about_p(rows: Sequence[tuple[str, list[str]]]) -> str:
     return about if len(values) == 1 else f"{about} These {len(values)} are not corrected for multiple comparisons."
 
 
-def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
+def differences(runs: Sequence[Finished]) -> Rows:
     """The keys in which the recipes differ, with the value of each run; "" for one that has no such key, and for an
     evaluation, which knows no recipe."""
     recipes = [run.recipe if run.is_run else {} for run in runs]
@@ -124,7 +128,7 @@ def differences(runs: Sequence[Finished]) -> list[tuple[str, list[str]]]:
     return [(key, [str(recipe.get(key, "")) for recipe in recipes]) for key in differ]
 
 
-def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], Rows]:
     """Results of recipes whose runs differ only in the seed: a heading for each, and rows as in `figures`.
 
     Recipes with a single seed are left out, and so are further runs of one seed, which repeat it. The interval of a
@@ -167,11 +171,17 @@ def _difference(first: Sequence[float | None], other: Sequence[float | None]) ->
 def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val")) -> str:
     """A warning if runs were not judged on the same images; "" if they were, or if that is not known.
 
-    For images that were resized or cropped differently, only the names of their datasets can tell.
+    For images that were resized or cropped differently, only the names of their datasets can tell. No digest covers the
+    images of a cross-validation: beside others, their names can tell.
     """
     for split in splits:
         judged = [run for run in runs if run.figure(split, "top1") is not None]
         digests = [run.data.get("hash", {}).get(split) for run in judged]
+        pairs = list(zip(judged, digests, strict=True))
+        for cross, known in pairs:
+            if "by_fold" in cross.results and (names := cross.answered.get(split, {}).keys()):
+                same = {digest for run, digest in pairs if run.answered.get(split, {}).keys() == names} - {None}
+                digests = [known if digest in same else digest for digest in digests]
         fitted: dict[tuple, set[str]] = {}
         for run, digest in zip(judged, digests, strict=True):
             if digest is not None:
@@ -191,10 +201,14 @@ def cautions(runs: Sequence[Finished]) -> list[str]:
     return [*own, *filter(None, [judged_apart(runs)])]
 
 
-def render(runs: Sequence[Finished]) -> list[Table]:
-    """The tables for a terminal: figures, and differences where there are any."""
+def render(runs: Sequence[Finished], rows: Rows | None = None) -> list[Table]:
+    """The tables for a terminal: figures, and differences where there are any. rows: of `figures`, if known."""
     names, (recipes, by_recipe) = [run.name for run in runs], over_seeds(runs)
-    parts = {"": (names, figures(runs)), "over seeds": (recipes, by_recipe), "recipe": (names, differences(runs))}
+    parts = {
+        "": (names, rows or figures(runs)),
+        "over seeds": (recipes, by_recipe),
+        "recipe": (names, differences(runs)),
+    }
     tables = []
     for title, (heads, rows) in parts.items():
         if heads and rows:
@@ -206,16 +220,16 @@ def render(runs: Sequence[Finished]) -> list[Table]:
     return tables
 
 
-def compare_page(file: Path | str, runs: Sequence[Finished]) -> None:
-    """Write the comparison as one HTML file."""
+def compare_page(file: Path | str, runs: Sequence[Finished], rows: Rows | None = None) -> None:
+    """Write the comparison as one HTML file. rows: as for `render`."""
     names, colors, charts = [run.name for run in runs], _colors(runs), ""
     for split in ("test", "val"):
         judged = {i: run for i, run in enumerate(runs) if run.figure(split, "top1") is not None}
-        rows = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged.values()]
-        if rows:
+        dots = [(run.name, run.figure(split, "top1"), *top1_interval(run.results[split])) for run in judged.values()]
+        if dots:
             title = f"Top-1 on the {SPLIT_LABELS[split]} images, with 95% intervals"
-            charts += interval_chart(title, rows, [colors[i] for i in judged])
-    rows = figures(runs)
+            charts += interval_chart(title, dots, [colors[i] for i in judged])
+    rows = rows or figures(runs)
     note = f'<p class="note">{GAINED} {about}</p>' if (about := about_p(rows)) else ""
     recipes, by_recipe = over_seeds(runs)
     about_seeds = f'<p class="note">{NEW_SEEDS}</p>'
@@ -269,7 +283,7 @@ def _recipes(runs: Sequence[Finished]) -> str:
     return '<p class="note">Only what differs.</p>' + _table(rows, [run.name for run in runs], "Recipes")
 
 
-def _table(rows: Sequence[tuple[str, list[str]]], names: Sequence[str], label: str) -> str:
+def _table(rows: Rows, names: Sequence[str], label: str) -> str:
     head = "".join(f'<th scope="col" class="name">{escape(name)}</th>' for name in names)
     body = ""
     for name, texts in rows:

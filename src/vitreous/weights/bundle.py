@@ -44,13 +44,14 @@ class Bundle:
         if isinstance(self.class_names, str):
             raise ValueError(f"class_names is the text '{self.class_names}': give a list of names")
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
-        if (preprocess.channels, preprocess.image_size) != (config.channels, config.image_size):
-            raise ValueError(
-                f"preprocessing makes {preprocess.channels} x {preprocess.image_size} images, the model reads "
-                f"{config.channels} x {config.image_size}"
-            )
+        if preprocess.shape != (shape := (config.channels, *config.image_size)):
+            made, read = (" x ".join(map(str, each)) for each in (preprocess.shape, shape))
+            raise ValueError(f"preprocessing makes images of {made}, the model reads {read}: give that of this model")
         if len(self.class_names) != config.num_classes:
-            raise ValueError(f"{len(self.class_names)} class names for a model of {config.num_classes} classes")
+            raise ValueError(
+                f"{len(self.class_names)} class names for a model of {config.num_classes} classes: name each of them "
+                "once, in the order of its outputs"
+            )
 
     def __repr__(self) -> str:
         config = self.model.config

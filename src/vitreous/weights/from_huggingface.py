@@ -94,13 +94,13 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
     """
     kind = config["model_type"]
     if kind not in ("vit", "dinov2", "dinov2_with_registers"):
-        raise ValueError(f"model_type '{kind}' is not one of vit, dinov2, dinov2_with_registers")
+        raise ValueError(f"model_type '{kind}' is not one of vit, dinov2, dinov2_with_registers: give weights of these")
     dino = kind != "vit"
     if config.get("use_swiglu_ffn"):
-        raise ValueError("use_swiglu_ffn: our MLP is not gated")
+        raise ValueError("use_swiglu_ffn is true, and our MLP is not gated: give another size of DINOv2")
     act = config.get("hidden_act", "gelu")
     if act not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
-        raise ValueError(f"hidden_act '{act}' is not one of gelu, gelu_new, gelu_pytorch_tanh")
+        raise ValueError(f"hidden_act '{act}' is not one of gelu, gelu_new, gelu_pytorch_tanh: give another model")
     if preprocessing is None:
         raise ValueError("nothing says how images are normalised: put its preprocessor_config.json there, too")
     dim = config["hidden_size"]
@@ -126,12 +126,13 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
     task = config.get("problem_type") or ("regression" if model.num_classes == 1 else "")
     other = "" if task == "single_label_classification" else task.replace("_", " ")
-    preprocess, temperature = read_preprocessing(preprocessing), read_temperature(config)
+    preprocess, temperature = read_preprocessing(preprocessing, model.channels), read_temperature(config)
     return Description(model, preprocess, names if classes and names else None, temperature, other)
 
 
-def read_preprocessing(config: dict[str, Any]) -> Preprocess:
-    """From a preprocessor_config.json. Raises ValueError for steps that ours does not support."""
+def read_preprocessing(config: dict[str, Any], channels: int = 3) -> Preprocess:
+    """From a preprocessor_config.json. channels: of the model, for a file that does not say mean and deviation of each.
+    Raises ValueError for steps that ours does not support."""
     if others := [key for key, value in config.items() if key.startswith("do_") and value and key not in STEPS]:
         raise ValueError(f"preprocessor_config.json has a step that ours lacks: {others[0]}")
     size, crop = config.get("size"), config.get("crop_size") if config.get("do_center_crop") else None
@@ -161,7 +162,7 @@ def read_preprocessing(config: dict[str, Any]) -> Preprocess:
     if tuple(math.floor(side / share + 1e-6) for side in target) != whole:  # ours cuts one share
         raise ValueError(f"preprocessor_config.json cuts another share of the rows than of the columns: {crop}")
     normalised = config.get("do_normalize", True)
-    mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * 3, (1,) * 3)
+    mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * channels, (1,) * channels)
     return Preprocess(
         image_size=target,
         mean=mean,

@@ -139,7 +139,10 @@ def load_weights(
     except ValidationError as error:
         raise ValueError(f"{file}: {one_line(error)}") from error
     if preprocess.channels != config.channels:
-        raise ValueError(f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}")
+        raise ValueError(
+            f"{file}: images get {preprocess.channels} channels, but the model reads {config.channels}: give mean and "
+            "std of each in its config"
+        )
 
     with torch.random.fork_rng([]):  # for a new head; the caller's draws stay as they are
         model = ViT(config)
@@ -157,7 +160,9 @@ def load_weights(
     unnamed = imagenet_classes() if imagenet else tuple(map(str, range(classes)))
     names = said.class_names if named else unnamed
     if len(names) != classes:
-        raise ValueError(f"{file}: {len(names)} class names for a head of {classes} classes")
+        raise ValueError(
+            f"{file}: {len(names)} class names for a head of {classes} classes: name each of them once in its {CONFIG}"
+        )
     report = Report(
         os.fspath(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
     )
@@ -252,9 +257,9 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
             raise ValueError(f"{file}: {one_line(error)}") from error
     path = file.with_name(CONFIG)
     config = _read_json(path)
+    likely = sorted(known, key=lambda name: name not in file.name)  # what the file is named after comes first
+    way = f"put its {CONFIG} beside it" + (f", or give its architecture: --arch {shorten(likely)}" if known else "")
     if config is None:
-        likely = sorted(known, key=lambda name: name not in file.name)  # what the file is named after comes first
-        way = f"put its {CONFIG} beside it" + (f", or give its architecture: --arch {shorten(likely)}" if known else "")
         raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
     if "preprocess" in config:  # ours is complete, whatever the tensor names
         return Description(*read_config(file.parent))
@@ -267,7 +272,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
         raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
-    raise ValueError(f"{path} is not a config of {layout.NAME}, whose names {file.name} has")
+    raise ValueError(f"{path} is not a config of {layout.NAME}, whose names {file.name} has: {way}")
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:

@@ -44,7 +44,7 @@ def read_temperature(config: dict[str, Any], key: str = TEMPERATURE) -> float:
     """The temperature in a config.json, 1 if not given. Raises ValueError."""
     temperature = float(config.get(key, 1.0))
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature {temperature} is not above 0")
+        raise ValueError(f"temperature {temperature} is not above 0 and finite: give 1 where there is none")
     return temperature
 
 

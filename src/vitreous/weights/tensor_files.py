@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitreous.messages import first_line
+from vitreous.messages import first_line, lacks_memory
 
 TORCH = (".pt", ".pth", ".bin")
 SUFFIXES = (".safetensors", *TORCH, ".npz")
@@ -45,7 +45,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             f"save the weights alone, best as .safetensors"
         ) from error
     except Exception as error:  # whatever a damaged file makes its reader raise
-        if isinstance(error, RuntimeError) and "memory" in str(error):
+        if lacks_memory(error):
             raise
         reason = first_line(error)
         raise ValueError(f"{file} is damaged or not a {file.suffix} file: {reason}") from error
@@ -74,13 +74,16 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
                 if "allow_pickle" in str(error):
                     raise pickle.UnpicklingError(f"'{name}' is an array of objects") from error
                 raise
+            except MemoryError as error:
+                np.empty(arrays.zip.getinfo(f"{name}.npy").file_size, np.uint8)  # fails, too, where memory is short
+                raise ValueError(f"'{name}' claims to be larger than its file") from error
     return tensors
 
 
 def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
     """The dict of tensors in a file, at the top level or under `model` or `state_dict`.
 
-    A prefix that all names share is left out of them where it is one of PREFIXES.
+    A prefix that all names share is left out of them where it is one of PREFIXES, or several of these.
     """
     for key in ("model", "state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -93,7 +96,6 @@ def _state_dict(content: Any, file: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file} is not a dict of tensors: '{name}' is {type(value).__name__}")
         if value.layout != torch.strided or value.is_meta:
             raise ValueError(f"{file} has '{name}' sparse or without values: save dense tensors")
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in content):
-            content = {name.removeprefix(prefix): value for name, value in content.items()}
+    while shared := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in content)), None):
+        content = {name.removeprefix(shared): value for name, value in content.items()}
     return dict(content)
