@@ -207,10 +207,10 @@ def test_the_brightest_patch_is_where_the_map_is_largest():
 
 
 def test_batches_are_bounded_by_the_attention_weights_and_activations_they_keep():
-    assert explained_at_once(ViTConfig(size="B/16", image_size=384)) == 1
+    assert [explained_at_once(ViTConfig(size="B/16", image_size=side)) for side in (224, 384, 1024)] == [7, 2, 1]
     assert explained_at_once(ViTConfig(image_size=28, patch_size=4, dim=64, depth=3, heads=2)) == 64
     wide = ViTConfig(image_size=32, patch_size=8, dim=1024, depth=24, heads=16, pool="mean")  # 16 tokens
-    assert explained_at_once(wide) == 2**26 // (24 * 16 * (16 * 16 + 16 * 1024)) == 10
+    assert explained_at_once(wide) == 2**28 // (24 * 16 * (16 * 16 + 16 * 1024)) == 42
 
 
 def test_batches_change_nothing(files, monkeypatch):

@@ -44,6 +44,7 @@ def test_the_layer_computes_the_form_that_is_faster(monkeypatch, faster):
 )
 def test_a_convolution_is_for_many_wide_tokens(monkeypatch, shape, faster):
     monkeypatch.setattr(linear, "IS_AMD", True)
+    monkeypatch.setattr(linear, "HAS_AVX512", True)
     assert convolution_is_faster(torch.empty(shape)) is faster
 
 
@@ -51,11 +52,22 @@ def test_a_convolution_is_for_processors_on_which_it_was_measured_alone(monkeypa
     monkeypatch.setattr(linear, "IS_AMD", False)
     assert not convolution_is_faster(torch.empty(LARGE))
     monkeypatch.setattr(linear, "IS_AMD", True)
+    monkeypatch.setattr(linear, "HAS_AVX512", True)
     assert not convolution_is_faster(torch.empty(LARGE, device="meta"))
+
+
+@pytest.mark.parametrize("avx512", [True, False])
+def test_with_avx2_alone_a_convolution_is_for_answers_and_not_for_training(monkeypatch, avx512):
+    monkeypatch.setattr(linear, "IS_AMD", True)
+    monkeypatch.setattr(linear, "HAS_AVX512", avx512)
+    assert convolution_is_faster(torch.empty(LARGE)) is avx512
+    with torch.inference_mode():
+        assert convolution_is_faster(torch.empty(LARGE))
 
 
 def test_under_autocast_it_computes_in_bfloat16(monkeypatch):
     monkeypatch.setattr(linear, "IS_AMD", True)
+    monkeypatch.setattr(linear, "HAS_AVX512", True)
     layer = Linear(128, 8)
     with autocast(torch.device("cpu"), "bf16"):
         out = layer(torch.randn(LARGE))
@@ -66,6 +78,7 @@ def test_under_autocast_it_computes_in_bfloat16(monkeypatch):
 
 def test_an_exported_graph_has_a_linear_map(monkeypatch):
     monkeypatch.setattr(linear, "IS_AMD", True)
+    monkeypatch.setattr(linear, "HAS_AVX512", True)
     program = torch.export.export(Linear(128, 8), (torch.randn(LARGE),))
     called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert called == ["aten.linear.default"]

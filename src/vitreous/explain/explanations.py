@@ -39,7 +39,7 @@ from vitreous.weights.bundle import Trained
 TOP = 5
 MARK = '"target_probability"'  # in the JSON file of an explanation
 LONGEST = 200  # bytes of a file name, which may have 255
-BUDGET = 1 << 26  # numbers that one batch may keep, attention weights and what gradients need: 256 MiB in float32
+BUDGET = 1 << 28  # numbers that one batch may keep, attention weights and what gradients need: 1 GiB in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def explain(
     device: str = "auto",
     broken: list[BrokenImage] | None = None,
 ) -> Iterator[Explanation]:
-    """Explain each image, in order and in float32, in batches limited to 256 MiB of attention weights and activations.
+    """Explain each image, in order and in float32, in batches limited to 1 GiB of attention weights and activations.
 
     run, images and broken: as for `predict`. target: the name of the class to explain (default: the likeliest of each
     image, other than `against`). against: the name of a class to contrast the target with. layer and head, counted from
@@ -289,7 +289,7 @@ def evidence(
 
 
 def explained_at_once(config: ViTConfig) -> int:
-    """A batch size that bounds memory for any model: 1 for ViT-B/16, 64 for small models.
+    """A batch size that bounds memory for any model: 7 for ViT-B/16, 64 for small models.
 
     Of each token a block keeps its attention weights and, for gradients, about 16 D activations.
     """
