@@ -865,6 +865,8 @@ def hub(monkeypatch):
     there = {
         "me/bert": (["README.md", "config.json", "model.safetensors"], "transformers"),
         "me/bare": (["config.json"], None),
+        "me/weights": (["README.md", "model.safetensors"], None),
+        "me/flow": (["README.md", "saved_model.pb"], "keras"),
         "me/before": (["README.md", "config.json"], "vitreous"),
         "me/licence": (["README.md"], None),
     }
@@ -900,11 +902,12 @@ def test_push_makes_a_private_repository_where_that_is_asked_for(vitreous, run, 
 
 
 def test_push_takes_the_place_of_no_other_model(vitreous, run, hub):
-    for repo in ("me/bert", "me/bare"):
+    refused = ("me/bert", "me/bare", "me/weights", "me/flow")
+    for repo in refused:
         code, out, err = vitreous("push", run, repo)
         said = f"vitreous: {repo} holds another model, which stays as it is: name another repository\n"
         assert (code, out, err) == (2, "", said)
-    assert [call[0] for call in hub] == ["create", "create"]
+    assert [call[0] for call in hub] == ["create"] * len(refused)
     for repo in ("me/before", "me/licence"):
         assert vitreous("push", run, repo)[0] == 0 and hub[-1][:2] == ("upload", repo)
 
@@ -1030,6 +1033,12 @@ def test_nothing_is_fetched_for_a_format_that_there_is_not(vitreous, monkeypatch
     monkeypatch.setattr("vitreous.weights.load.load_weights", lambda *_, **__: pytest.fail("fetched"))
     code, _, err = vitreous("export", "hf:owner/name", "coreml")
     assert code == 2 and err.startswith("vitreous: unknown format 'coreml': use onnx, ")
+
+
+def test_nothing_is_fetched_for_a_page_that_would_take_the_place_of_a_picture(vitreous, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitreous.weights.load.load_weights", lambda *_, **__: pytest.fail("fetched"))
+    code, _, err = vitreous("walk", "hf:owner/name", "cat.jpg", "--out", tmp_path / "cat.jpg")
+    assert code == 2 and "does not end in .html" in err
 
 
 def test_a_bundle_without_a_folder_is_exported_to_one_that_is_named(tmp_path):

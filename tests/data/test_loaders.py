@@ -116,6 +116,8 @@ def test_the_cache_folder_can_be_chosen(cache, monkeypatch):
     assert cache_folder().parts[-2:] == (".cache", "vitreous")
     monkeypatch.setenv("VITREOUS_CACHE", "~/decoded")
     assert cache_folder() == Path.home() / "decoded"
+    monkeypatch.setenv("VITREOUS_CACHE", ".")
+    assert cache_folder() == Path()
 
 
 def test_without_a_home_folder_nothing_is_kept(monkeypatch):

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,13 @@ def test_files_are_found_by_path_and_by_name(photos, name):
     found = [os.path.realpath(made.train.images.describe(row)) for row in range(4)]
     assert found == [os.path.realpath(photos / file) for file in FILES]
     assert made.train.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_dot_in_a_path_begins_no_suffix(photos):
+    for row, file in enumerate(FILES[:2]):
+        (photos / file).rename(photos / "all" / f"1.2.{row}.png")
+    made = load(write_table(photos, "file,label", "all/1.2.0,a", "all/1.2.1,b"))
+    assert [Path(made.train.images.describe(row)).name for row in range(2)] == ["1.2.0.png", "1.2.1.png"]
 
 
 def test_a_path_goes_before_the_same_name_elsewhere(photos):

@@ -386,6 +386,8 @@ def test_a_cross_validation_and_an_evaluation_of_its_images_are_compared(vitreou
     assert judged_apart([cv, same]) == judged_apart([same, cv]) == judged_apart([same, cv, same]) == ""
     assert apart == judged_apart([other, cv]) and apart.startswith("They were not judged on the same test images")
     assert judged_apart([same, other, cv]).startswith("Not all were judged on the same test images")
+    edited = replace(same, data=same.data | {"hash": {"test": "of other pixels in files of these names"}})
+    assert judged_apart([same, edited, cv]).startswith("Not all were judged on the same test images")
     assert against(cv, other, "test") is against(other, cv, "test") is None
 
 

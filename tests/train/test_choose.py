@@ -151,7 +151,7 @@ def test_data_left_out_is_that_of_the_recipe():
 
 
 def test_data_may_be_given_as_the_setting_that_it_is(photos):
-    settings = [f"data.source={photos}"]
+    settings = [f'data.source="{photos}"']
     (recipe, *_), (other, *_) = choose_recipe(None, None, settings), choose_recipe(str(photos), None, [])
     assert recipe == other
 

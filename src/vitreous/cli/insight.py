@@ -136,7 +136,10 @@ def walk(
     """Follow one image through a model, on a page: every step with its shape, its equation and its code."""
     from vitreous.cli.asked import asked_images, asked_model, is_row
     from vitreous.explain.walk import walk as follow
+    from vitreous.files import check_file
+    from vitreous.page import MARK
 
+    check_file(out, ".html", MARK)  # before weights are fetched
     model = asked_model(run, arch, revision)
     (asked,) = asked_images(model, [image]) if is_row(image) else [image]
     print(f"page: {follow(model, asked, out=out, device=device)}")

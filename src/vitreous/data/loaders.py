@@ -43,8 +43,9 @@ Progress = Callable[[int, int], None]  # gets the images done and the total
 def cache_folder() -> Path | None:
     """The cache of decoded images, which may be deleted at any time: `$VITREOUS_CACHE`, or ~/.cache/vitreous; None
     without a home folder."""
-    folder = path_of(os.environ.get("VITREOUS_CACHE") or "~/.cache/vitreous")
-    return None if folder.parts[0].startswith("~") else folder
+    chosen = os.environ.get("VITREOUS_CACHE")
+    folder = path_of(chosen or "~/.cache/vitreous")
+    return None if not chosen and str(folder).startswith("~") else folder
 
 
 class Batch(NamedTuple):

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,7 +57,7 @@ def _find(source: str | Path, fetch: bool) -> tuple[ImageSet, str | None]:
     """The set, and the label column that was asked for."""
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""
-    path, kept = path_of(place), _kept(name) if name else None
+    path, kept = path_of(place), _kept(name) if name and name != "digits" else None
     if name in NAMED and path.is_dir() and not (kept and kept.samefile(path)):
         log.warning("%s is the set of that name; for the folder here give ./%s", name, name)
     if name == "digits":
@@ -79,11 +80,12 @@ def _find(source: str | Path, fetch: bool) -> tuple[ImageSet, str | None]:
 
 @contextmanager
 def _told() -> Iterator[list[str]]:
-    """The warnings given while inside."""
+    """The warnings that this thread gives while inside."""
     told: list[str] = []
 
     def listen(record: logging.LogRecord) -> bool:
-        told.append(record.getMessage())
+        if record.levelno >= logging.WARNING and record.thread == threading.get_ident():
+            told.append(record.getMessage())
         return True
 
     log.addFilter(listen)

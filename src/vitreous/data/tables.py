@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from vitreous.data.folders import files_below
+from vitreous.data.folders import IMAGE_SUFFIXES, files_below
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
 from vitreous.data.stores import FileImages, as_text
 
@@ -106,7 +106,7 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
     if "" in values:
         raise ValueError(f"{path}: {values.count('')} rows have no '{image}': add it, or leave the rows out")
     names = {value for value in values if not os.path.isfile(root / value)}  # noqa: PTH113 - no error if too long
-    if any("/" not in name or not Path(name).suffix for name in names):  # else a path says where it would be
+    if any("/" not in name or Path(name).suffix.lower() not in IMAGE_SUFFIXES for name in names):  # else it is a path
         for file in files_below(root):
             inside = Path(file).relative_to(root)
             for key in {str(inside.with_suffix("")), inside.name, inside.stem}:

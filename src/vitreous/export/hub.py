@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vitreous.card import CARD, LIBRARY, finished, write_shared
 from vitreous.files import path_of
 from vitreous.messages import first_line
-from vitreous.weights.bundle import CONFIG, SHIPPED, check_named, is_shipped
+from vitreous.weights.bundle import CONFIG, SHIPPED, WEIGHTS, check_named, is_shipped
 
 
 class Pushed(NamedTuple):
@@ -54,8 +54,9 @@ def _upload(folder: Path, repo: str, private: bool) -> None:
         api.create_repo(repo, private=private or None, exist_ok=True)
         there = api.repo_info(repo)
         seen_by_all = private and not there.private  # it existed before
-        has_model = any(file.rfilename == CONFIG for file in there.siblings or ())
-        others = has_model and getattr(there.card_data, "library_name", None) != LIBRARY  # as our cards say
+        library = getattr(there.card_data, "library_name", None)  # as cards say
+        holds = {file.rfilename for file in there.siblings or ()} & {CONFIG, WEIGHTS}
+        others = library != LIBRARY and bool(library or holds)
         if not seen_by_all and not others:
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload of a model by Vitreous")
     except Exception as error:  # anything from no network to no write access

@@ -177,11 +177,12 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
     for split in splits:
         judged = [run for run in runs if run.figure(split, "top1") is not None]
         digests = [run.data.get("hash", {}).get(split) for run in judged]
-        pairs = list(zip(judged, digests, strict=True))
-        for cross, known in pairs:
-            if "by_fold" in cross.results and (names := cross.answered.get(split, {}).keys()):
-                same = {digest for run, digest in pairs if run.answered.get(split, {}).keys() == names} - {None}
-                digests = [known if digest in same else digest for digest in digests]
+        images = [run.answered.get(split, {}).keys() for run in judged]
+        crossed = ["by_fold" in run.results for run in judged]
+        hashed = [(names, digest) for names, digest, cross in zip(images, digests, crossed, strict=True) if not cross]
+        for i, names in enumerate(images):
+            if crossed[i]:
+                digests[i] = next((digest for others, digest in hashed if digest and others == names), digests[i])
         fitted: dict[tuple, set[str]] = {}
         for run, digest in zip(judged, digests, strict=True):
             if digest is not None:
@@ -210,10 +211,10 @@ def render(runs: Sequence[Finished], rows: Rows | None = None) -> list[Table]:
         "recipe": (names, differences(runs)),
     }
     tables = []
-    for title, (heads, rows) in parts.items():
-        if heads and rows:
+    for title, (heads, lines) in parts.items():
+        if heads and lines:
             table = Table(title, *map(markup.escape, heads))
-            for name, texts in rows:
+            for name, texts in lines:
                 table.add_row(name, *map(markup.escape, texts))
             table.caption = NEW_SEEDS if title == "over seeds" else None
             tables.append(table)

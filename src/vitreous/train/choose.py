@@ -64,7 +64,8 @@ def choose_recipe(
     if run is not None and name is None:
         name = str(run / "recipe.yaml")
     if name is None and source is None:
-        source = next((text.partition("=")[2] for text in overrides if text.startswith("data.source=")), None)
+        named = [text for text in overrides if text.startswith("data.source=")]
+        source = read_recipe(Recipe(epochs=1), named).data.source
     if name is None and not source:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason, settings = None, "", []

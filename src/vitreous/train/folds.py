@@ -114,7 +114,7 @@ def claim(folder: Path, recipe: Recipe) -> Iterator[None]:
     try:
         yield
     finally:
-        if not any(folder.glob("fold-*/recipe.yaml")):
+        if not any(folder.glob("fold-*")):  # one in which no run began is gone
             (folder / "recipe.yaml").unlink(missing_ok=True)
             with suppress(OSError):  # something else lies there
                 folder.rmdir()

@@ -60,9 +60,6 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
     if job.start and job.val_batches and weights not in seen:
         images = job.val_batches.images
         findings.append(copies_among(images, are_among(images, job.start.seen), f"{val} validation", weights))
-    if new:
-        for warning in job.data.warnings:  # given when the data was found
-            log.warning("%s", warning, extra={"told": True})
     for finding in filter(None, findings):
         if new:
             log.warning(finding)

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,24 +49,21 @@ def decoding(console: Console) -> Callable[[int, int], None]:
 
 
 @contextmanager
-def show_log(folder: Path, console: Console) -> Iterator[None]:
+def show_log(folder: Path, console: Console, earlier: Sequence[str] = ()) -> Iterator[None]:
     """While inside, print what the main process logs, above a live bar, and also write it to `train.log`, which goes
-    again where no run began."""
+    again where no run began. earlier: warnings given before, which are only written."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = not (folder / LOG).exists()
     screen = logging.Handler()
-
-    def show(record: logging.LogRecord) -> None:
-        if not hasattr(record, "told"):
-            say(console, f"{record.levelname.lower()}: {record.getMessage()}")
-
-    screen.emit = show
+    screen.emit = lambda record: say(console, f"{record.levelname.lower()}: {record.getMessage()}")
     file = logging.FileHandler(folder / LOG, delay=True, encoding="utf-8", errors="backslashreplace")
     file.handleError = lambda record: None  # a full disk ends the run elsewhere, in one line
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(screen)  # the console is quiet in other processes
     if is_main():
         log.addHandler(file)
+        for warning in earlier:
+            file.handle(log.makeRecord(log.name, logging.WARNING, "", 0, warning, (), None))
     try:
         yield
     finally:

@@ -162,7 +162,8 @@ def fit(
         with engine.first_on_machine():
             teacher = load_teacher(recipe, data.class_names)
     check_outside(out or RUNS, data)
-    with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console):
+    told = () if resume or dry_run else data.warnings
+    with run_folder(engine, out, data.name, resume, dry_run) as folder, show_log(folder, console, told):
         if resume and not dry_run and engine.from_main((folder / "fold-1").is_dir):
             raise ValueError(f"{folder} is a cross-validation: go on with it by --folds, or name one of its folds")
         job = Job(recipe, data, model, folder, engine, start, teacher, console, pictures)

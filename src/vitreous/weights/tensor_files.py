@@ -75,7 +75,8 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
                     raise pickle.UnpicklingError(f"'{name}' is an array of objects") from error
                 raise
             except MemoryError as error:
-                np.empty(arrays.zip.getinfo(f"{name}.npy").file_size, np.uint8)  # fails, too, where memory is short
+                member = name if name in arrays.zip.namelist() else f"{name}.npy"
+                np.empty(arrays.zip.getinfo(member).file_size, np.uint8)  # fails, too, where memory is short
                 raise ValueError(f"'{name}' claims to be larger than its file") from error
     return tensors
 
