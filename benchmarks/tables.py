@@ -110,7 +110,7 @@ def speed(results: dict[str, dict]) -> str:
         "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 mostly by "
         "keeping the memory of a step for the next. The rows of AMX and of AVX-512 without bf16 are older: since then "
         "the last block computes only the class token where the head reads no other, residuals are bfloat16 in bf16, "
-        "and on AMD's processors linear maps of many tokens are convolutions of 1 x 1.\n\n"
+        "and on AMD's processors with AVX-512 linear maps of many tokens are convolutions of 1 x 1.\n\n"
         f"- Inference: {answering([results[name] for name in PEERS])} times as fast as timm, transformers and "
         "vit-pytorch in the same precision.\n"
         f"- Augmentation, beside torchvision on PIL images: at 32 px {light:.0f} times as fast (a flip and a shift) "

@@ -46,9 +46,8 @@ def convolution_is_faster(x: Tensor) -> bool:
 
     For the forward pass alone it wins by more, 22.8 against 17.0 and 10.3 against 8.5 ms at 128, 65, 256, 768: torch's
     linear map copies the bias into the output before it multiplies. On Zen 3, which has AVX2 alone, it takes 0.99 to
-    1.15 times as long forward and backward, where the rule below holds, and a training step of S/16 1.08, of B/16 1.05
-    times as long (batches of 16); forward alone it takes 0.85 to 1.01 times as long. Not measured on other makers'
-    processors.
+    1.15 times as long forward and backward, where the rule below holds (training steps of S/16 and B/16: LOG.md), and
+    0.85 to 1.01 times forward alone. Not measured on other makers' processors.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.ndim != 3:
         return False

@@ -88,15 +88,14 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
-    both_cut = all("by_fold" in each.results for each in (first, run))
-    if both_cut and run.recipe["data.group"] != first.recipe["data.group"]:
+    if first.is_cross and run.is_cross and run.recipe["data.group"] != first.recipe["data.group"]:
         return "folds cut by other groups"
     ours, theirs = first.answered.get(split), run.answered.get(split)
     if not ours or not theirs:
         return None
     if ours.keys() != theirs.keys():
         digest, other = (each.data.get("hash", {}).get(split) for each in (first, run))
-        if "by_fold" in run.results or digest is None or digest != other or len(ours) != len(theirs):
+        if run.is_cross or digest is None or digest != other or len(ours) != len(theirs):
             return "images of other names"
         theirs = dict(zip(ours, theirs.values(), strict=True))  # the folder was moved or is elsewhere
     gains = {image: theirs[image][0] - right for image, (right, _) in ours.items()}
@@ -178,11 +177,12 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
         judged = [run for run in runs if run.figure(split, "top1") is not None]
         digests = [run.data.get("hash", {}).get(split) for run in judged]
         images = [run.answered.get(split, {}).keys() for run in judged]
-        crossed = ["by_fold" in run.results for run in judged]
-        hashed = [(names, digest) for names, digest, cross in zip(images, digests, crossed, strict=True) if not cross]
-        for i, names in enumerate(images):
-            if crossed[i]:
-                digests[i] = next((digest for others, digest in hashed if digest and others == names), digests[i])
+        whole = [
+            (names, digest) for run, names, digest in zip(judged, images, digests, strict=True) if not run.is_cross
+        ]
+        for i, (run, names) in enumerate(zip(judged, images, strict=True)):
+            if run.is_cross:
+                digests[i] = next((digest for others, digest in whole if digest and others == names), digests[i])
         fitted: dict[tuple, set[str]] = {}
         for run, digest in zip(judged, digests, strict=True):
             if digest is not None:

@@ -50,9 +50,14 @@ class Finished:
         return "seed" in self.recipe
 
     @property
+    def is_cross(self) -> bool:
+        """Whether it is a cross-validation, whose test images are those that each fold held out."""
+        return "by_fold" in self.results
+
+    @property
     def but_for_seed(self) -> str:
         """What runs that differ in nothing but the seed have in common, and others do not."""
-        cut = {"data.split_seed": None} if "by_fold" in self.results else {}  # which the seed determines, too
+        cut = {"data.split_seed": None} if self.is_cross else {}  # which the seed determines, too
         alone = "" if self.is_run else self.name  # an evaluation does not know its seed
         return repr((self.data["name"], self.recipe | {"seed": None} | cut, alone))
 
