@@ -43,10 +43,11 @@ from vitreous.messages import first_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.train.loop import State, shrunk
+from vitreous.train.loop import shrunk
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import steps_per_epoch
 from vitreous.train.run import fit
+from vitreous.train.state import State
 
 TOY = [
     "data.source=digits", "model.dim=16", "model.depth=1", "model.heads=2", "model.stem_channels=[4,8]",

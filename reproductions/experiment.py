@@ -26,10 +26,10 @@ from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import OptimOptions, Recipe
-from vitreous.train.loop import State
 from vitreous.train.optim import rate_factor, set_rates
 from vitreous.train.order import epoch_order
 from vitreous.train.progress import Display
+from vitreous.train.state import State
 
 CONSTANT = OptimOptions(schedule="constant", warmup=0.0)
 COSINE = OptimOptions(schedule="cosine", warmup=0.05, final_rate=0.01)

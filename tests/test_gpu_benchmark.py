@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from vitreous.recipe import read_recipe
-from vitreous.train.loop import State
 from vitreous.train.run import Run
+from vitreous.train.state import State
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

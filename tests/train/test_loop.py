@@ -18,8 +18,9 @@ from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import read_recipe
 from vitreous.train import loop, teacher
+from vitreous.train import state as state_module
 from vitreous.train.engine import Engine
-from vitreous.train.loop import Hooks, State, forward_backward, train_loop
+from vitreous.train.loop import Hooks, Parts, forward_backward, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import epoch_rows
 from vitreous.train.run import fit
@@ -68,31 +69,30 @@ def engine_on(where):
 
 
 def start(recipe, where):
-    """The arguments of `train_loop` for 48 images on a device."""
+    """What `train_loop` needs for 48 images on a device."""
     data = tiny_set(channels=3)
     recipe = recipe.resolve(image_size=(8, 8), channels=3, num_classes=3)
     preprocess = Preprocess(image_size=8, mean=(0.4,) * 3, std=(0.2,) * 3)
     model = ViT(recipe.model).to(where)
-    return {
-        "model": model,
-        "average": EMA(model, recipe.optim.ema),
-        "optimizers": make_optimizers(model, recipe.optim),
-        "scaler": torch.amp.GradScaler(where, enabled=False),
-        "train": Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
-        "val": None,
-        "recipe": recipe,
-        "teacher": Teacher(copy.deepcopy(model).eval(), preprocess, [0, 1, 2], ""),
-        "preprocess": preprocess,
-        "precision": "float32",
-        "engine": engine_on(where),
-        "state": State(),
-    }
+    return Parts(
+        recipe=recipe,
+        engine=engine_on(where),
+        precision="float32",
+        preprocess=preprocess,
+        model=model,
+        average=EMA(model, recipe.optim.ema),
+        optimizers=make_optimizers(model, recipe.optim),
+        scaler=torch.amp.GradScaler(where, enabled=False),
+        train=Batches(data.train, preprocess, batch_size=recipe.optim.batch_size, device=where),
+        val=None,
+        teacher=Teacher(copy.deepcopy(model).eval(), preprocess, [0, 1, 2], ""),
+    )
 
 
 def stop_the_clock(monkeypatch):
     """For the loop, nearly: no report before the last step."""
     ticks = itertools.count()
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 1e-6 * next(ticks)))
+    monkeypatch.setattr(state_module, "time", SimpleNamespace(monotonic=lambda: 1e-6 * next(ticks)))
 
 
 def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_at_a_step(monkeypatch):
@@ -106,7 +106,7 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
     parts = start(tiny_recipe(epochs=1, **EVERYTHING), "meta")
     hooks = Hooks(on_step=lambda state, loss: seen.append((state.step, copies.count)))
     with copies, pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
-        train_loop(**parts, hooks=hooks)
+        train_loop(parts, hooks)
     assert [step for step, _ in seen] == list(range(1, STEPS + 1))
     assert 0 < seen[0][1] == seen[-1][1]
 
@@ -118,11 +118,14 @@ def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(parts):
     with torch.no_grad():
         model[1].bias[2] = 9.0  # which is then the answer to all
     targets = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.4, 0.6], [0.0, 1.0, 0.0], [0.2, 0.0, 0.8]])
-    recipe, none = tiny_recipe(optim={"accumulate": parts, "label_smoothing": 0.0}), None
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    loss, right = forward_backward(
-        model, model, images, targets, none, 4, none, recipe, "float32", scaler, engine_on("cpu")
-    ).tolist()
+    needed = SimpleNamespace(
+        recipe=tiny_recipe(optim={"accumulate": parts, "label_smoothing": 0.0}),
+        engine=engine_on("cpu"),
+        precision="float32",
+        model=model,
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+    )
+    loss, right = forward_backward(needed, model, images, targets, answers=None, weights=None, size=4).tolist()
     found = model[1].weight.grad.clone()
     model.zero_grad()
     logits = model(images)
@@ -147,7 +150,7 @@ def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
         torch.cuda.set_sync_debug_mode("error" if state.epoch and state.step < STEPS else "default")
 
     try:
-        assert train_loop(**parts, hooks=Hooks(on_step=watch))
+        assert train_loop(parts, Hooks(on_step=watch))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -155,7 +158,7 @@ def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
 @pytest.mark.parametrize("first", [0, 2, 3, 4, 5])
 def test_batches_augmented_together_are_as_they_are_one_by_one(monkeypatch, first):
     parts = start(tiny_recipe(**EVERYTHING), "cpu")
-    recipe, train, fill = parts["recipe"], parts["train"], torch.full((3,), 0.4)
+    recipe, train, fill = parts.recipe, parts.train, torch.full((3,), 0.4)
     order, draws = epoch_rows(train.labels, recipe, 1)
 
     def mixed(together, first):

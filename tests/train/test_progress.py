@@ -11,8 +11,8 @@ from rich.console import Console
 
 from vitreous.recipe import Recipe
 from vitreous.train import progress
-from vitreous.train.loop import State
 from vitreous.train.progress import show_log
+from vitreous.train.state import State
 
 log = logging.getLogger("vitreous")
 

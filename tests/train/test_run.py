@@ -60,6 +60,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, preview, signals
+from vitreous.train import state as state_module
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, check_claim, claimed
 from vitreous.train.folds import fit_folds
@@ -852,7 +853,7 @@ class Clock:
 def clock(monkeypatch):
     """The clock of the training loop."""
     own = Clock()
-    monkeypatch.setattr(loop, "time", own)
+    monkeypatch.setattr(state_module, "time", own)
     return own
 
 
@@ -915,7 +916,7 @@ def test_a_second_image_size_compiles_outside_the_schedule_too(trained, clock, m
 
 def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, monkeypatch):
     sides, save = [], job_module.save_checkpoint
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", -1)  # after every step
     monkeypatch.setattr(
         loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
     )
@@ -965,7 +966,7 @@ def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, clock, 
 
 
 def test_checkpoints_cost_time_but_are_no_training(trained, clock, monkeypatch):
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 0)  # after every step
     save = job_module.save_checkpoint
     monkeypatch.setattr(job_module, "save_checkpoint", lambda *args: [clock.tick() for _ in range(5)] and save(*args))
     run = trained(tiny_recipe(epochs=2), tiny_set(), on_step=clock.tick)
@@ -975,7 +976,7 @@ def test_checkpoints_cost_time_but_are_no_training(trained, clock, monkeypatch):
 
 def test_a_checkpoint_that_takes_long_is_not_written_after_every_step(trained, clock, monkeypatch):
     saved = []
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 2)
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 2)
     save = job_module.save_checkpoint
 
     def slow(*args):
@@ -993,7 +994,7 @@ def test_after_an_error_the_model_is_that_of_the_checkpoint(trained, tmp_path, m
 
     def crash(state, _):
         assert (tmp_path / "run" / "model").exists() is (tmp_path / "run" / "checkpoints").exists() is (state.epoch > 1)
-        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", -1 if state.epoch == 1 and state.step == 4 else 60)
+        monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", -1 if state.epoch == 1 and state.step == 4 else 60)
         if state.epoch == 7:
             assert state.best_epoch > 2  # in memory alone
             raise MemoryError
@@ -1063,7 +1064,7 @@ def test_resume_after_a_crash_goes_back_to_the_last_checkpoint(trained, monkeypa
     data = {"val_fraction": 0.25, "workers": 0} | ({"memory_budget": 1e-9} if streamed else {})
     recipe = tiny_recipe(**EVERYTHING, data=data)
     whole = trained(recipe, tiny_set(), "whole")
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 0)  # after every step
 
     def crash(state, _):
         if state.epoch * STEPS + state.step == 7:
@@ -1736,7 +1737,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(trained, tmp_
 
 @pytest.mark.parametrize("step", [2, STEPS], ids=["in the pass", "by its last update"])
 def test_a_loss_that_is_no_number_overwrites_nothing(trained, tmp_path, monkeypatch, step):
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 0)  # after every step
     vit = tiny_vit()
     kept, keep = [], job_module.Job.keep
 
@@ -1766,7 +1767,7 @@ def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
 
     def on_step(state, loss):
         poisoned(state, loss)
-        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 60 if state.step == 2 else 0)  # after every other step
+        monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 60 if state.step == 2 else 0)  # after every other step
 
     with pytest.raises(FloatingPointError, match=r"^the loss is nan at step 3 of epoch 1: .*optim\.clip$"):
         trained(tiny_recipe(), tiny_set(), model=vit, on_step=on_step)
@@ -1775,7 +1776,7 @@ def test_a_loss_that_is_no_number_is_not_saved(trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fraction", [0.25, 0])
 def test_weights_that_an_update_broke_are_not_saved(trained, tmp_path, monkeypatch, fraction):
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0)  # after every step
+    monkeypatch.setattr(state_module, "CHECKPOINT_SECONDS", 0)  # after every step
     vit, recipe = tiny_vit(), tiny_recipe(epochs=3, data={"val_fraction": fraction})
     said = r"^the last step broke the weights, of which 'head\.weight' is not finite: .* by --finish \(finish=True\)$"
     with pytest.raises(FloatingPointError, match=said):

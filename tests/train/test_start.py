@@ -24,6 +24,7 @@ from vitreous.export.checkpoints import write_timm
 from vitreous.model.positions import resample_positions
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import choose, job, loop
+from vitreous.train import state as state_module
 from vitreous.train.choose import choose_recipe, start_settings
 from vitreous.train.job import Job
 from vitreous.train.run import fit
@@ -315,7 +316,7 @@ def test_the_time_of_fitting_the_head_first_counts(started, monkeypatch):
 def test_fitting_the_head_first_takes_of_the_time_and_not_of_the_schedule(started, monkeypatch):
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(job, "time", clock)
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(state_module, "time", clock)
     rates, fit_head = [], job.fit_head
 
     def take(seconds):

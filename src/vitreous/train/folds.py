@@ -22,10 +22,10 @@ from vitreous.recipe import Recipe, read_recipe
 from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import RUNS, check_same_classes, check_same_recipe, optional
-from vitreous.train.loop import State
 from vitreous.train.progress import say, show_log
 from vitreous.train.run import Run, fit, resumption, run_folder
 from vitreous.train.start import check_recipe, check_start, check_unseen, load_start
+from vitreous.train.state import State
 from vitreous.weights import Bundle
 from vitreous.weights.load import weights_digest
 

@@ -26,17 +26,20 @@ from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import check_same_recipe
-from vitreous.train.loop import Hooks, State, stop_reason, train_loop
+from vitreous.train.loop import Hooks, Parts, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import steps_per_epoch
 from vitreous.train.probe import Head, fit_head
 from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
+from vitreous.train.state import State, stop_reason
 from vitreous.train.teacher import Teacher
 from vitreous.weights import Bundle
 
 WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
+LOWER_RATES = "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate)"
+BY_FINISH = ", or judge what was learnt until the last checkpoint by --finish (finish=True)"
 
 
 class Job:
@@ -95,7 +98,7 @@ class Job:
         decay = recipe.optim.ema
         self.average = EMA(engine.unwrap(self.model), decay) if decay else None
         self.scaler = torch.amp.GradScaler(engine.device.type, enabled=self.precision == "float16")
-        self.state = State()
+        self.state, self.saved_epochs = State(), 0  # epochs complete at the last checkpoint
         self.head: Head | None = None  # of a probe
         self.kept: ViT | None = None  # weights that the next `save` writes as the run's model
 
@@ -234,22 +237,26 @@ class Job:
 
     def loop(self, hooks: Hooks, recipe: Recipe) -> bool:
         """`train_loop` with the parts of this run."""
+        parts = Parts(
+            recipe=recipe,
+            engine=self.engine,
+            precision=self.precision,
+            preprocess=self.preprocess,
+            model=self.model,
+            average=self.average,
+            optimizers=self.optimizers,
+            scaler=self.scaler,
+            train=self.train_batches,
+            val=self.val_batches,
+            teacher=self.teacher,
+            state=self.state,
+        )
         try:
-            return train_loop(
-                model=self.model,
-                average=self.average,
-                optimizers=self.optimizers,
-                scaler=self.scaler,
-                train=self.train_batches,
-                val=self.val_batches,
-                recipe=recipe,
-                teacher=self.teacher,
-                preprocess=self.preprocess,
-                precision=self.precision,
-                engine=self.engine,
-                state=self.state,
-                hooks=hooks,
-            )
+            return train_loop(parts, hooks)
+        except FloatingPointError as error:
+            or_else = "precision=float32" if self.precision == "float16" else "optim.clip"
+            again = f"{error}: {LOWER_RATES} or {or_else}"
+            raise FloatingPointError(again + BY_FINISH * (self.saved_epochs > 0)) from error
         finally:  # even after an error: the model may be the caller's
             self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
 
@@ -279,6 +286,7 @@ class Job:
                 "state": asdict(self.state),
             }
             save_checkpoint(self.checkpoint, content, random)
+        self.saved_epochs = self.state.epoch
 
     def restore(self) -> None:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
@@ -303,6 +311,7 @@ class Job:
         if self.average is not None:
             self.average.module.load_state_dict(content["average"])
         self.state = State(**content["state"])
+        self.saved_epochs = self.state.epoch
         self.taught_by = content["teacher"]
         self.given = content["given"]
 

@@ -16,9 +16,10 @@ from vitreous.messages import duration, shorten
 from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
-from vitreous.train.loop import Hooks, State, shrunk, views
+from vitreous.train.loop import Hooks, shrunk, views
 from vitreous.train.order import epoch_rows
 from vitreous.train.progress import say
+from vitreous.train.state import State
 
 log = logging.getLogger("vitreous")
 

@@ -17,7 +17,7 @@ from vitreous.metrics import NAMES
 from vitreous.recipe import Recipe
 from vitreous.train.engine import is_main
 from vitreous.train.folder import LOG
-from vitreous.train.loop import State
+from vitreous.train.state import State
 
 log = logging.getLogger("vitreous")
 

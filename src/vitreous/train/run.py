@@ -28,10 +28,10 @@ from vitreous.train.choose import fit_to_data, with_data
 from vitreous.train.engine import Engine, is_main, undisturbed
 from vitreous.train.folder import RUNS, alone, check_same_classes, claimed, environment
 from vitreous.train.job import Job
-from vitreous.train.loop import State
 from vitreous.train.preview import describe, estimate
 from vitreous.train.progress import say, show_log
 from vitreous.train.start import check_model, check_recipe, check_start, check_suits, check_unseen, load_start
+from vitreous.train.state import State
 from vitreous.train.teacher import load_teacher
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import find_record
