@@ -1236,6 +1236,7 @@ def test_settings_are_listed_by_a_part_of_their_name_or_else_of_their_meaning(vi
     assert (code, out.splitlines()[0]) == (0, "optim.schedule=cosine   (cosine, linear, onecycle, constant)")
     assert out.splitlines()[1].startswith("    The rate after warm-up.") and "optim.warmup" not in out
     assert vitreous("settings", "Overlapping")[1].startswith("model.patch_embedding=")  # a word of its meaning
+    assert vitreous("settings", "lr")[1].startswith("optim.learning_rate=")  # as others call it, and no "already"
     assert vitreous("settings", "EMA") == vitreous("settings", "ema") and "optim.ema=" in vitreous("settings", "EMA")[1]
     _, out, _ = vitreous("settings")
     assert out.startswith("epochs=") and "\noptim.warmup=" in out

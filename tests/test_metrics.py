@@ -17,11 +17,11 @@ from vitreous.metrics import (
     class_figures,
     classification_metrics,
     confusion,
-    coverage,
     figure_text,
     fit_temperature,
     group_figures,
     reliability,
+    share_interval,
     sign_flip_p,
     top1_interval,
     top_k,
@@ -181,6 +181,14 @@ def test_copies_in_a_group_tell_nothing_new():
     assert group_figures(np.repeat(right, 7), np.repeat(groups, 7)) == pytest.approx(once)
 
 
+def test_the_interval_of_a_share_is_that_of_as_many_images_as_tell_something():
+    right = np.random.default_rng(0).random(40) < 0.6
+    assert share_interval(right) == pytest.approx(wilson(right.sum(), 40))
+    low, high = share_interval(np.repeat(right, 7), np.repeat(np.arange(40), 7))
+    assert (low, high) == pytest.approx(wilson(right.sum(), 40), abs=0.01)
+    assert share_interval(np.ones(9, bool), np.arange(9) // 3) == pytest.approx(wilson(3, 3))
+
+
 def test_images_that_are_each_a_group_are_independent():
     right = np.random.default_rng(0).random(2000) < 0.8
     assert group_figures(right, np.arange(2000))["effective_count"] == pytest.approx(2000, rel=0.005)
@@ -293,17 +301,6 @@ def test_chance_errors_grow_as_images_get_fewer():
     errors = [chance_error(drawn(count, 0)[0]) for count in (20, 80, 320, 1280)]
     for (mean, high), (less, lower) in itertools.pairwise(errors):
         assert high > mean > 1.4 * less and high > 1.4 * lower  # about halved by four times the images
-
-
-def test_coverage_counts_the_answers_that_are_sure_enough():
-    logits, labels = sure([0.55, 0.75, 0.9, 0.97, 0.05]), torch.tensor([0, 1, 0, 0, 0])  # the last one answers 1: wrong
-    assert coverage(logits, labels, (0.5, 0.7, 0.95, 0.98)) == [
-        (0.5, 5, 3),
-        (0.7, 4, 2),
-        (0.95, 2, 1),
-        (0.98, 0, 0),
-    ]
-    assert coverage(logits / 2, labels, (0.8,)) == [(0.8, 2, 1)]  # 0.97 becomes 0.85, 0.95 becomes 0.81, 0.9 0.75
 
 
 @pytest.mark.parametrize(("right", "count", "margin"), [(60, 80, 5.0), (90, 100, 1.0), (55, 100, 2.0)])

@@ -241,6 +241,14 @@ def test_the_cameras_orientation_is_applied(orientation, kind, monkeypatch):
         np.testing.assert_array_equal(gray((4, 6)).fit_image(image)[0], upright)
 
 
+@pytest.mark.parametrize("orientation", [0, 9, (6, 6), "six"])
+def test_an_orientation_that_is_none_leaves_the_image_as_stored(orientation):
+    image = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6))
+    image.getexif()[0x0112] = orientation
+    assert header_shape(image) == (1, 4, 6)
+    np.testing.assert_array_equal(gray((4, 6)).fit_image(image)[0], np.asarray(image))
+
+
 def test_damaged_exif_does_not_lose_the_image():
     image = checkers()
     image.info["exif"] = b"Exif\0\0 nothing of the kind"

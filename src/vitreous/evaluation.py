@@ -322,8 +322,7 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     if options.source is None:
         name = "a bundle" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name its run folder, or DATA or images")
-    data = load(options.source, skip_broken=options.skip_broken, fetch=fetch)
-    data = data.divided(options)
+    data = load(options.source, skip_broken=options.skip_broken, fetch=fetch).divided(options)
     if differs(data, read_json(folder / "data.json")):
         raise ValueError(
             f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "

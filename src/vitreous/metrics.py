@@ -1,6 +1,5 @@
 """Metrics of a classifier and their uncertainty; rates are fractions of 1."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -165,6 +164,12 @@ def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | in
     return figures | {"effective_count": float(np.clip(independent * (Z95 / t.ppf(0.975, G - 1)) ** 2, 1, N))}
 
 
+def share_interval(right: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float]:
+    """The 95% interval of the share of right answers, bool (N,); wider if the images come in groups, (N,)."""
+    worth = len(right) if groups is None else group_figures(right, groups)["effective_count"]
+    return wilson(right.mean() * worth, worth)
+
+
 def sign_flip_p(totals: np.ndarray) -> float:
     """Exact two-sided sign-flip test: how often random signs put the sum of integers (n,) at least as far from 0.
 
@@ -235,16 +240,6 @@ def chance_error(logits: Tensor, worth: float | None = None) -> tuple[float, flo
     if worth is not None:
         errors = (errors * (len(logits) / worth) ** 0.5).clamp(max=1)
     return errors.mean().item(), errors.quantile(0.95).item()
-
-
-def coverage(logits: Tensor, labels: Tensor, thresholds: Sequence[float]) -> list[tuple[float, int, int]]:
-    """Each threshold, how many answers are so confident, and how many of these are right.
-
-    logits (N, K), labels (N,).
-    """
-    confidence, answers = logits.double().softmax(dim=1).max(dim=1)
-    kept = [(threshold, confidence >= threshold) for threshold in thresholds]
-    return [(t, int(sure.sum()), int((sure & (answers == labels)).sum())) for t, sure in kept]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, groups: np.ndarray | None = None) -> float:

@@ -295,6 +295,6 @@ def write_table(predictions: Iterable[Prediction], path: Path) -> None:
     rows = (
         (prediction.image, rank, name, f"{p:.6f}")
         for prediction in predictions
-        for rank, (name, p) in enumerate(zip(*prediction[1:], strict=True), start=1)
+        for rank, (name, p) in enumerate(zip(prediction.classes, prediction.probabilities, strict=True), start=1)
     )
     write_csv(path, TABLE, rows)

@@ -180,9 +180,11 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8: 1 is as stored, 5 and above swap rows and columns."""
+    """The EXIF orientation, 1 to 8: 1 is as stored, also where the metadata say none of these; 5 and above swap rows
+    and columns."""
     try:
-        return image.getexif().get(ExifTags.Base.Orientation, 1)
+        found = image.getexif().get(ExifTags.Base.Orientation)
+        return found if found in UPRIGHT else 1
     except Exception:  # damaged metadata; the pixels may still be readable
         return 1
 

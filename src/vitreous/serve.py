@@ -171,7 +171,7 @@ class Service:
         if not shots:
             return notes, 400
         text = f"On the right of each image: what spoke for the answer, by {self.method.replace('_', ' ')}. "
-        text += how_to_read(self.method, self.bundle.model.config)
+        text += how_to_read(self.method, self.config)
         return f'<p class="note">{text}</p>{gallery(shots, "pairs")}{notes}', 200
 
     def _page(self, request: Request, answers: str = "", status: int = 200) -> HTMLResponse:

@@ -103,6 +103,13 @@ def test_imbalance_and_rare_classes_are_named():
     assert check(even, even.train) == []
 
 
+@pytest.mark.parametrize(("balance", "told"), [("none", True), ("weights", False), (None, False)])
+def test_imbalance_is_told_with_a_way_out_where_none_was_taken(balance, told):
+    made = ImageSet.from_arrays(pixels(80), [0] * 68 + [1] * 12, class_names=["cat", "dog"])
+    (finding,) = check(made, made.train, balance=balance)
+    assert finding.endswith("12 of 'dog'; data.balance=weights makes them count the same") == told
+
+
 def test_groups_that_a_set_brings_on_both_sides_are_named(tmp_path):
     for place in ("train/cat/p1_0", "train/cat/p2_0", "train/dog/p3_0", "test/cat/p2_1", "test/dog/x"):
         file = tmp_path / f"{place}.png"

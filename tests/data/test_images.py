@@ -15,6 +15,7 @@ from PIL import Image
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
+from vitreous.recipe import make_recipe
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
@@ -119,6 +120,21 @@ def test_validation_split_is_stratified_and_seeded():
     held = [1, 5, 6, 9, 11, 12, 16, 18]  # in all versions, or what was learnt from would be held out after an upgrade
     assert cut.val.images.rows[:8].tolist() == held
     assert made.with_fold(1, 4, seed=1).test.images.rows[:8].tolist() == [5, 19, 20, 24, 38, 43, 52, 53]
+
+
+def test_a_share_of_the_training_images_is_stratified_seeded_and_within_a_larger_one():
+    labels = np.repeat([0, 1, 2], [100, 50, 1])
+    made = ImageSet.from_arrays(pixels(151, 1, 2), labels, test=(pixels(3, 1, 2), [0, 1, 2])).with_validation(0.2)
+    shares = {share: made.with_train_share(share, seed=1) for share in (0.1, 0.25, 0.5)}
+    assert [np.bincount(cut.train.labels).tolist() for cut in shares.values()] == [[8, 4, 1], [20, 10, 1], [40, 20, 1]]
+    tenth, quarter, half = (set(cut.train.images.rows.tolist()) for cut in shares.values())
+    assert tenth < quarter < half < set(made.train.images.rows.tolist())
+    assert all(cut.val is made.val and cut.test is made.test for cut in shares.values())
+    again, other = (set(made.with_train_share(0.1, seed=seed).train.images.rows.tolist()) for seed in (1, 2))
+    assert tenth == again != other
+    options = make_recipe({"data": {"train_share": 0.5, "split_seed": 1, "val_fraction": 0.2}}, "test").data
+    cut = ImageSet.from_arrays(pixels(151, 1, 2), labels).divided(options)
+    assert (len(cut.train), len(cut.val)) == (61, 30)
 
 
 @pytest.mark.parametrize(("counts", "fraction"), [((50, 3), 0.1), ((30, 2), 0.8), ((40, 2, 2, 2), 0.1)])

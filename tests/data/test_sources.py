@@ -661,6 +661,7 @@ def test_a_folder_with_the_name_of_a_known_set_is_told_to_be_another(tmp_path, m
     assert len(load("./digits").class_names) == 3
     monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
     assert load("digits").warnings  # which are built in all the same
+    assert sources.place_of("digits") is None
     caplog.clear()
     write_idx(tmp_path / "mnist", True)
     assert load("mnist").name == "mnist" and not caplog.messages  # the folder is the set

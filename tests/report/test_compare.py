@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from shutil import copytree
 
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -131,6 +132,10 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     assert intervals[0][0] == f"{low:.2%} to {high:.2%}" and intervals[1][0] == ""
     spread = f"{cross.results['top1_mean']:.2%} ± {cross.results['top1_sd']:.2%} (n = 5)"
     assert rows["  by fold, mean ± sd"] == [spread, ""]
+    folds = [json.loads((tmp_path / "cv" / f"fold-{i}" / "results.json").read_text()) for i in range(1, 6)]
+    areas = [fold["test"]["auroc"] for fold in folds]
+    spread = f"{np.mean(areas):.2%} ± {np.std(areas, ddof=1):.2%} (n = 5)"
+    assert rows["test AUROC by fold, mean ± sd"] == [spread, ""] and rows["test AUROC, macro"][0] == ""
     assert rows["test F1, macro"][0] == f"{cross.results['pooled']['f1_macro']:.2%}"
     assert cross.results["pooled"]["f1_macro"] == pytest.approx(f1_macro) != cross.results["f1_macro_mean"]
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"

@@ -20,11 +20,11 @@ from vitreous.card import untested
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import ArrayImages
 from vitreous.evaluation import Judged, judge
-from vitreous.metrics import NAMES, chance_error
+from vitreous.metrics import NAMES, chance_error, share_interval
 from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
-from vitreous.report.answers import _figure, answer_sections, results_section
+from vitreous.report.answers import _coverage, _figure, answer_sections, results_section
 from vitreous.report.pictures import cheap_method, how_to_read
 from vitreous.train import outcome
 from vitreous.train.folds import fit_folds
@@ -240,7 +240,8 @@ def test_classes_pairs_and_curves_are_those_that_were_counted(trained):
     cells = (
         r'class="name">(\w+)</th>.*?<td>([\d.]+%)</td><td><small>.*?</small></td><td>(.*?)</td><td>(.*?)</td><td>(\d)'
     )
-    assert re.findall(cells, answers._classes(counts, names)) == [
+    labels, right = np.repeat([0, 1, 2], [4, 4, 2]), np.repeat([True, False, True, False], [3, 1, 4, 2])
+    assert re.findall(cells, answers._classes(counts, names, right, labels, None)) == [
         ("cat", "0.0%", "&ndash;", "0.0%", "2"),
         ("ant", "75.0%", "60.0%", "66.7%", "4"),
         ("bee", "100.0%", "80.0%", "88.9%", "4"),
@@ -459,6 +460,27 @@ def test_intervals_of_mistakes_in_a_few_groups_are_qualified(tmp_path, groups, w
     _, most = chance_error(grouped.scaled, grouped.figures["effective_count"])
     assert f"up to {most:.2%} in 19 of 20 cases, by their effective sample size." in text
     assert (f"All mistakes are in {wrong} of the groups: with so few" in text) == told
+    right = (judged.logits.argmax(dim=1) == labels).numpy()
+    for k in labels.unique():
+        low, high = share_interval(right[labels == k], names[labels == k])
+        assert f"{low:.1%} \N{EN DASH} {high:.1%}" in text
+
+
+@pytest.mark.parametrize("groups", [None, np.arange(5) // 2])
+def test_answers_are_counted_by_how_sure_they_are(groups):
+    sure, right = np.array([0.55, 0.8, 0.9, 0.97, 0.95]), np.array([True, False, True, True, False])
+    rows = re.findall(r"<tr><th scope=\"row\">.*?</tr>", _coverage(sure, right, groups))
+    cells = [re.sub(r"<[^>]+>", " ", row).replace("&ndash;", "to").split() for row in rows]
+    assert [row[:4] + row[-1:] for row in cells] == [
+        ["50%", "5", "100.0%", "60.0%", "2"],
+        ["80%", "4", "80.0%", "50.0%", "2"],
+        ["90%", "3", "60.0%", "66.7%", "1"],
+        ["95%", "2", "40.0%", "50.0%", "1"],
+        ["99%", "0", "0.0%", "0", "0"],  # of none, no share and no interval
+    ]
+    for row, kept in zip(cells, (sure >= 0.5, sure >= 0.8, sure >= 0.9, sure >= 0.95), strict=False):
+        low, high = share_interval(right[kept], None if groups is None else groups[kept])
+        assert row[4:7] == [f"{low:.1%}", "to", f"{high:.1%}"]
 
 
 @pytest.mark.parametrize(("grouped", "intervals"), [(False, 2), (True, 1)])

@@ -44,7 +44,15 @@ def test_what_would_do_nothing_is_refused_where_someone_gives_it_and_not_where_i
     ],
 )
 def test_the_size_and_number_of_the_images_choose_the_recipe(count, side, name, settings):
-    assert recipe_for(images(count, side)) == (name, settings)
+    assert recipe_for(images(count, side), count) == (name, settings)
+
+
+@pytest.mark.parametrize(("share", "epochs"), [("1", 200), ("0.5", 300)])
+def test_a_share_of_the_images_is_shown_as_often_in_all(share, epochs):
+    recipe, _, reason = choose_recipe(images(2500, 96), None, [f"data.train_share={share}"])
+    assert recipe.epochs == epochs and f"chosen for {2500 * float(share):,.0f} training images" in reason
+    recipe, _, reason = choose_recipe(images(100, 96), None, [f"data.train_share={share}", "start.weights=x"])
+    assert recipe.epochs == 10 / float(share)
 
 
 @pytest.fixture

@@ -117,6 +117,15 @@ def test_what_belongs_together_is_held_out_together(animals):
     assert len({frozenset(animals_in(animals.with_validation(0.25, seed, BY_ANIMAL).val)) for seed in range(4)}) > 1
 
 
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_a_share_of_whole_groups_is_trained_on(animals, share):
+    images, kept = len(animals.train), animals.with_train_share(share, group=BY_ANIMAL).train
+    files, all_files = ({split.images.describe(row) for row in range(len(split))} for split in (kept, animals.train))
+    assert files == {file for file in all_files if Path(file).stem.partition("_")[0] in animals_in(kept)}
+    assert {name[:3] for name in animals_in(kept)} == {"cat", "dog"}
+    assert share * images - 1 <= len(kept) <= share * images + 7  # in each class less than one animal more
+
+
 def grouped_set(folder, animals):
     """Classes with the given numbers of pictures of each animal; a name in several classes is one animal."""
     for label, counts in animals.items():

@@ -58,6 +58,7 @@ from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe, read_recipe
+from vitreous.train import folder as folder_module
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, preview, signals
 from vitreous.train import state as state_module
@@ -929,10 +930,10 @@ def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, mo
 def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):
     def fail(state, loss):
         sides.append(model.image_size)
-        raise FloatingPointError("the loss is nan")
+        raise FloatingPointError("of the caller's own")
 
     recipe, model, sides = tiny_recipe(augment={"shrink": 0.5}), tiny_vit(), []
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FloatingPointError, match=r"^of the caller's own$"):  # with no word on rates
         fit(recipe, tiny_set(), model=model, out=tmp_path / "run", on_step=fail, pictures=False)
     assert sides == [(4, 4)] and model.image_size == (8, 8)
 
@@ -1633,6 +1634,29 @@ def test_the_command_is_kept_as_a_shell_takes_it(trained, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/bin/vitreous/__main__.py", "train", "my photos", r"data.group=(slide\d+)"])
     environment = json.loads((trained(tiny_recipe(epochs=1), tiny_set()).folder / "environment.json").read_text())
     assert environment["command"] == r"vitreous train 'my photos' 'data.group=(slide\d+)'"
+
+
+def test_the_commit_of_the_code_is_kept(tmp_path, monkeypatch):
+    code = tmp_path / "src" / "vitreous" / "train" / "folder.py"
+    code.parent.mkdir(parents=True)
+    code.write_text("")
+    monkeypatch.setattr(folder_module, "__file__", str(code))
+    assert folder_module.commit() is None
+
+    def git(*words):
+        config = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(("git", "-C", tmp_path, *config, *words), check=True, capture_output=True, text=True)
+
+    git("init")
+    assert folder_module.commit() is None  # nothing is committed yet
+    git("add", ".")
+    git("commit", "-m", "first")
+    short = git("rev-parse", "--short", "HEAD").stdout.strip()
+    assert folder_module.commit() == short
+    code.write_text("changed")
+    assert folder_module.commit() == f"{short}-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert folder_module.commit() is None  # without git
 
 
 def test_what_a_run_began_with_stays_its_environment(trained):

@@ -40,6 +40,17 @@ def test_a_checkpoint_is_due_a_minute_after_the_last_and_later_after_a_slow_one(
     assert [due(now) for now in (132 + 119, 132 + 121)] == [False, True]
 
 
+def test_a_process_that_compiles_nothing_waits_for_those_that_do(at):
+    asked = []
+    clock = Clock(State(), tiny_recipe(), SimpleNamespace(max=lambda *values: asked.append(values) or [7.0]))
+    at(1)
+    clock.start_step()
+    at(4)
+    clock.warmed(False)
+    clock.warmed(True)
+    assert asked == [(0,), (3,)] and clock.state.compile_seconds == 14
+
+
 def test_the_other_processes_decide_with_this_one(at):
     """Which has seen no signal, and whose clock is behind theirs."""
     clock = Clock(State(), tiny_recipe(time_limit=10.0), SimpleNamespace(max=lambda *_: [1.0, 61.0, 0.6, 10.0]))

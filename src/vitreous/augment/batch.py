@@ -151,7 +151,8 @@ def _mixtures(draws: dict[str, Tensor], config: Augment, H: int, W: int) -> dict
     """`own` (B, 1), the image's share of each pixel outside the box `cut` (B, 4), which shows its partner."""
     chance, which = draws["mix"].unbind(1)
     mixed = chance < config.mix_probability
-    cut = mixed & (which < (0.5 if config.mixup and config.cutmix else float(config.cutmix > 0)))
+    cutmix = 0.5 if config.mixup and config.cutmix else float(config.cutmix > 0)  # its share of what is mixed
+    cut = mixed & (which < cutmix)
 
     own = torch.ones_like(chance)
     if config.mixup:

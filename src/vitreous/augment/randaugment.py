@@ -170,19 +170,15 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     return smooth.lerp(x, factor).clamp(0, 1)
 
 
-def _nothing(level: Tensor) -> Tensor:
-    return level
-
-
 def _factor(level: Tensor) -> Tensor:
     return (1 + 0.9 * level).clamp(min=0.1)
 
 
 # name: the operation, and its argument from the level
 COLOR_OPS = {
-    "autocontrast": (autocontrast, _nothing),
-    "equalize": (equalize, _nothing),
-    "invert": (invert, _nothing),
+    "autocontrast": (autocontrast, lambda level: level),  # of these three without effect
+    "equalize": (equalize, lambda level: level),
+    "invert": (invert, lambda level: level),
     "posterize": (posterize, lambda level: (4 - (4 * level.abs()).floor()).clamp(min=1)),  # 0 bits are black
     "solarize": (solarize, lambda level: 256 - (256 * level.abs()).floor()),
     "solarize_add": (solarize_add, lambda level: (110 * level.abs()).floor()),

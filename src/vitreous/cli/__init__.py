@@ -86,14 +86,16 @@ def main() -> None:
         reader_left = isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
         if not reader_left or "train" in sys.argv[1:2]:  # training does not end with who watches it
             raise
-        # the reader, as `head` does, has what it wanted: typer makes an exit of it
+        # the reader, such as `head`, has what it wanted; typer may have made an exit of the BrokenPipeError
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except typer.TyperException as error:  # one without a message has printed the help
         message = error.format_message()
         if "train" in sys.argv[1:2] and message.startswith("No such option"):
             message = no_such_option(error.option_name, message)
-        _refuse(message) if message else sys.exit(2)
+        if not message:
+            sys.exit(2)
+        _refuse(message)
     except (ValueError, ArithmeticError, ImportError, OSError, MemoryError, RuntimeError) as error:
         message = _in_words(error)
         if os.environ.get("VITREOUS_DEBUG") or message is None:

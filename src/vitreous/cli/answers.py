@@ -149,8 +149,10 @@ def predict(
     answers = ask(model, asked_images(model, images), top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
         write_table(answers, csv_file)
+    elif json_lines:
+        write_json_lines(answers, sys.stdout)
     else:
-        (write_json_lines if json_lines else write_text)(answers, sys.stdout)
+        write_text(answers, sys.stdout)
     report_broken(broken)
 
 

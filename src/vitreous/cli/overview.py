@@ -102,7 +102,7 @@ def recipes(
     from vitreous.recipe import headline, recipe_file, recipe_names
 
     if name is not None:
-        print(recipe_file(name).read_text(), end="")
+        print(recipe_file(name).read_text(encoding="utf-8"), end="")
         return
     for name in recipe_names():
         print(f"{name:<16} {headline(name)}")
@@ -119,10 +119,11 @@ def settings(
 ) -> None:
     """List what can be set as key=value: its default, the words it takes, what it means."""
     import json
+    import re
     import textwrap
 
     from vitreous.messages import did_you_mean
-    from vitreous.recipe import json_schema, keys
+    from vitreous.recipe import OTHERS_NAMES, json_schema, keys
     from vitreous.recipe import settings as all_settings
 
     if schema:
@@ -130,8 +131,9 @@ def settings(
             raise ValueError(f"a schema is of all settings, not of '{part}': leave it out")
         print(json.dumps(json_schema(), indent=1))
         return
-    found = [setting for setting in all_settings() if part.lower() in setting.key]
-    found = found or [setting for setting in all_settings() if part.lower() in setting.meaning.lower()]
+    name, start = OTHERS_NAMES.get(part, part.lower()), re.compile(rf"\b{re.escape(part)}", re.IGNORECASE)
+    found = [setting for setting in all_settings() if name in setting.key]
+    found = found or [setting for setting in all_settings() if start.search(setting.meaning)]
     if not found:
         near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
         way_out = f"; {near.strip()}" if near else ": `vitreous settings` lists all of them"

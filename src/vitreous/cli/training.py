@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from vitreous.train.run import Run
 
-OTHERS_NAMES = {"lr": "optim.learning_rate", "model": "model.size", "batch": "optim.batch_size", "epoch": "epochs"}
-
 
 def train(
     data: Annotated[
@@ -75,10 +73,7 @@ def train(
     for key, value in options.items():
         if value is not None and (twice := [text for text in overrides if text.startswith(f"{key}=")]):
             raise ValueError(f"{value} and {twice[0]} are two values of {key}: give one of them")
-    if seed is not None:
-        overrides.append(f"seed={seed}")
-    if folds is not None:
-        overrides.append(f"data.folds={folds}")
+    overrides += [f"{key}={options[key]}" for key in ("seed", "data.folds") if options[key] is not None]
     resume = resume or finish
     if resume and out is None:
         raise ValueError(f"--{'finish' if finish else 'resume'} needs the run folder: name it with --out")
@@ -121,7 +116,7 @@ def train(
 
 def no_such_option(option: str, message: str) -> str:
     """What to say of an option that `train` lacks: the setting that other programs have as an option of this name."""
-    from vitreous.recipe import settings
+    from vitreous.recipe import OTHERS_NAMES, settings
 
     name = option.lstrip("-").replace("-", "_")
     if name in ("gpu", "gpus"):

@@ -30,13 +30,15 @@ def check(
     group: str | None = None,
     val_chooses: bool = True,
     white: float | None = None,
+    balance: str | None = None,
 ) -> list[str]:
     """Findings about the splits of a run, one line each. Only the splits that are given are read.
 
     group, white: what `data.group` and `data.white` say. val_chooses: whether validation images choose what is kept.
+    balance: what `data.balance` says; None where it has no effect.
     """
     counts = np.bincount(train.labels, minlength=len(image_set.class_names))
-    findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts)
+    findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts, balance)
     if (stack := _stack(image_set.train.images)) is not None:
         findings.append(f"only the first page of multi-page files is read, such as {stack}")
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
@@ -186,13 +188,14 @@ def _alike(class_names: tuple[str, ...]) -> list[str]:
     return findings
 
 
-def _balance(class_names: tuple[str, ...], counts: np.ndarray) -> list[str]:
+def _balance(class_names: tuple[str, ...], counts: np.ndarray, balance: str | None) -> list[str]:
     findings = []
     most, least = counts.argmax(), counts.argmin()
     if counts[most] > UNBALANCED * counts[least]:
+        way_out = "; data.balance=weights makes them count the same" if balance == "none" else ""
         findings.append(
             f"classes are unbalanced: {counts[most]} training images of '{class_names[most]}', "
-            f"{counts[least]} of '{class_names[least]}'"
+            f"{counts[least]} of '{class_names[least]}'{way_out}"
         )
     if len(rare := np.flatnonzero(counts < RARE)):
         named = shorten([f"'{class_names[i]}' ({counts[i]})" for i in rare], 5)

@@ -187,7 +187,8 @@ class ImageSet:
         return cls(name, name, class_names, split, **others)
 
     def divided(self, options: "DataOptions") -> "ImageSet":
-        """The set as a run sees it: with a fold held out for testing, if asked for, and with validation images."""
+        """The set as a run sees it: with a fold held out for testing, if asked for, with validation images, and with
+        as many of the other training images as asked for."""
         if options.folds is not None and options.fold is None:
             raise ValueError(
                 f"data.folds={options.folds} asks for {options.folds} runs: use `vitreous train --folds`, or "
@@ -195,7 +196,7 @@ class ImageSet:
             )
         how = options.split_seed, options.group
         held = self if options.fold is None else self.with_fold(options.fold, options.folds, *how)
-        return held.with_validation(options.val_fraction, *how)
+        return held.with_validation(options.val_fraction, *how).with_train_share(options.train_share, *how)
 
     def with_fold(self, fold: int, folds: int, seed: int = 0, group: str | None = None) -> "ImageSet":
         """Hold out fold `fold` (from 1) of `folds` stratified, seeded folds of train as the test images.
@@ -257,6 +258,26 @@ class ImageSet:
                 side[i], other[j] = other[j], side[i]
         kept = np.sort(np.concatenate([kept, single]))
         return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
+
+    def with_train_share(self, share: float, seed: int = 0, group: str | None = None) -> "ImageSet":
+        """Keep a stratified, seeded share of the training images, which a larger share has, too, and validation and
+        test images as they are.
+
+        At least one image of each class stays. group: what `data.group` says; whole groups stay, of each class as many
+        as are needed for its share.
+        """
+        if share == 1:
+            return self
+        labels, groups = self.train.labels, np.arange(len(self.train))
+        if group is not None:
+            groups = np.unique(groups_of(self.train.images, group), return_inverse=True)[1]
+        place = np.random.default_rng(seed).permutation(groups.max() + 1)[groups]  # of an image's group in the order
+        kept = np.zeros(groups.max() + 1, bool)
+        for label in np.unique(labels):
+            own = np.flatnonzero(labels == label)
+            first = own[np.argsort(place[own], kind="stable")][: max(round(share * len(own)), 1)]
+            kept[groups[first]] = True
+        return replace(self, train=self.train.take(np.flatnonzero(kept[groups])))
 
     def _with_group(self, split: str, part: int, parts: int, seed: int, pattern: str) -> "ImageSet":
         """Hold out part `part` (from 1) of `parts` of train as `split`: whole groups, stratified as far as possible."""

@@ -261,8 +261,8 @@ def _cached(
         shape = (len(whole), *preprocess.shape)
         array = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
         if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process while it writes
-            with unfinished.open("r+b") as whole_file:
-                os.posix_fallocate(whole_file.fileno(), 0, unfinished.stat().st_size)
+            with unfinished.open("r+b") as opened:
+                os.posix_fallocate(opened.fileno(), 0, unfinished.stat().st_size)
         broken = _decode_all(whole, preprocess, array, progress)
         array.flush()
         notes.unlink(missing_ok=True)  # cut short here, old pixels would be taken with new notes, but not with none

@@ -26,9 +26,10 @@ def read_originals(root: Path, name: str, source: str) -> ImageSet | None:
             break
     if len(found) > 1:
         raise ValueError(f"{root} holds several sets, {', '.join(map(str, found))}: name one of these folders")
-    for train, test, class_names in found.values():
-        return ImageSet.from_arrays(*train, test=test, class_names=class_names, name=name, source=source)
-    return None
+    if not found:
+        return None
+    ((train, test, class_names),) = found.values()
+    return ImageSet.from_arrays(*train, test=test, class_names=class_names, name=name, source=source)
 
 
 def _idx(folder: Path):

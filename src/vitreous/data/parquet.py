@@ -29,7 +29,7 @@ class ParquetImages(Images):
         import pyarrow.parquet as pq
 
         self.files, self.image_column = [str(file) for file in files], column
-        self.groups, counts = [], [0]  # (file, row group), and where each starts
+        self.groups, counts = [], [0]  # (file, row group) of each, and behind a 0 its number of rows
         self.firsts = []  # the first row of each file
         for number, file in enumerate(self.files):
             self.firsts.append(sum(counts))
@@ -212,14 +212,13 @@ def _labels(files: list[Path], column: str) -> np.ndarray | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found, parts = [file for file in files if column in pq.read_schema(file).names], []
-    columns = [pq.read_table(file, columns=[column])[column] for file in (files if found else [])]
+    if not any(column in pq.read_schema(file).names for file in files):
+        return None
+    columns = [pq.read_table(file, columns=[column])[column] for file in files]
     if all(part.null_count == len(part) for part in columns):
         return None
-    for part in columns:
-        if pa.types.is_dictionary(part.type):
-            part = part.cast(part.type.value_type)
-        parts.append(part.to_numpy())
+    plain = [part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part for part in columns]
+    parts = [part.to_numpy() for part in plain]
     if len(kinds := {part.dtype for part in parts}) > 1 and np.dtype(object) in kinds:
         raise ValueError(
             f"{files[0].parent}: '{column}' holds numbers in some files and words in others: make them one"

@@ -57,7 +57,7 @@ def _find(source: str | Path, fetch: bool) -> tuple[ImageSet, str | None]:
     """The set, and the label column that was asked for."""
     place, label = split_source(source)
     name = place if isinstance(place, str) else ""
-    path, kept = path_of(place), _kept(name) if name and name != "digits" else None
+    path, kept = path_of(place), _kept(name)
     if name in NAMED and path.is_dir() and not (kept and kept.samefile(path)):
         log.warning("%s is the set of that name; for the folder here give ./%s", name, name)
     if name == "digits":
@@ -156,10 +156,10 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
 
 
 def _kept(name: str) -> Path | None:
-    """The user's own copy of a set."""
+    """The user's own copy of a set; the digits are built in."""
     root = os.environ.get("VITREOUS_DATA")
     folder = path_of(root or "") / name
-    return folder if root and folder.is_dir() else None
+    return folder if root and name not in ("", "digits") and folder.is_dir() else None
 
 
 def _digits() -> ImageSet:

@@ -279,7 +279,8 @@ class DatasetImages(Images):
             image = self.dataset[row][0]
             if isinstance(image, Image.Image):
                 image.load()  # from a file that the dataset may hold open
-        return image if isinstance(image, Image.Image) else as_pixels(image[None])[0]
+                return image
+        return as_pixels(image[None])[0]
 
     def _fit(self, row, preprocess):
         image = self._image(row)

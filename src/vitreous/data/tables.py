@@ -80,7 +80,8 @@ def _columns(path: Path) -> dict[str, list[str]]:
     except csv.Error as error:
         raise ValueError(f"{path}: {error} in line {reader.line_num}: mend its quotes") from error
     names = [name.strip() for name in names]
-    if twice := [name for name in names if name and [other.lower() for other in names].count(name.lower()) > 1]:
+    lower = [name.lower() for name in names]
+    if twice := [name for name in names if name and lower.count(name.lower()) > 1]:
         raise ValueError(f"{path} has several columns '{twice[0]}': rename all but one of them")
     if uneven := next((row for row in rows if len(row) != len(names)), None):
         raise ValueError(f"{path} has {len(names)} columns, but {len(uneven)} in the row of {uneven[0]}: mend the row")

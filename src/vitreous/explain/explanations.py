@@ -129,14 +129,12 @@ class Explanation:
                 bars.append((name, probability))
         content = self.to_json() | ({} if sha256 is None else {"sha256": sha256, "question": question})
         write_json(record, content)  # first: it marks the picture as ours
+        whose = "" if self.patch is None else f", of patch {self.patch[0]},{self.patch[1]}"
         method = self.method.replace("_", " ")
         if self.method in ("attention", "grad_cam"):
             method += f", block {self.layer}"
-        if self.method == "attention" and self.head is not None:
-            method += f", head {self.head}"
-        whose = "" if self.patch is None else f", of patch {self.patch[0]},{self.patch[1]}"
         if self.method == "attention":
-            method += whose
+            method += ("" if self.head is None else f", head {self.head}") + whose
         if self.method == "rollout":
             on_patches = np.maximum(1 - self.attention_elsewhere, 1e-12)  # as each head's map is scaled to sum to 1
             mean = np.average(self.attention, axis=0, weights=on_patches)
@@ -231,15 +229,16 @@ def explain(
             attributed = None
             if method == "attention":
                 maps = patch_map(heads.mean(dim=1) if head is None else heads[:, head - 1], model)
-            elif method == DEFAULT:
+            elif method == "integrated_gradients":
                 signed = integrated_gradients(model, x, targets, against=others)
                 maps, attributed = to_share(signed.clamp(min=0)), signed.sum(dim=(1, 2))
             elif method == "rollout":
                 maps = patch_map(flow, model)
             else:
-                maps = explanation_maps(model, x, method, targets, layer, head, others)
+                maps = explanation_maps(model, x, method, targets, layer, against=others)
 
-            heads, flow, host_maps = (x.cpu().numpy() for x in (patch_map(heads, model), patch_map(flow, model), maps))
+            shown_maps = patch_map(heads, model), patch_map(flow, model), maps
+            heads, flow, host_maps = (each.cpu().numpy() for each in shown_maps)
             measured = random = None
             if curves:
                 measured = faithfulness(model, x, maps, targets, bundle.temperature, others)
@@ -316,17 +315,17 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
     raise ValueError(f"unknown class '{name}': {hint}the model knows {shorten(class_names, 10)}")
 
 
-def stems(names: Sequence[str], folder: Path, ending: str = "", sha256: str = "") -> list[Path]:
+def stems(names: Sequence[str], folder: Path, question: str = "", sha256: str = "") -> list[Path]:
     """A file name without suffix for each image; images with the same name are numbered: 1, 1-2, 1-3.
 
-    ending: the question, which follows the image's name, such as `-against-dog`; what a file name should not have
-    becomes a dash. sha256: of the model. A file with the explanation of another image, by another model, or to another
-    question, keeps its name. Raises ValueError where a picture or JSON file of that name exists and is not an
+    question: such as `-against-dog`; it follows the image's name, with a dash for what a file name should not have.
+    sha256: of the model. A file with the explanation of another image, by another model, or to another question, keeps
+    its name. Raises ValueError where a picture or JSON file of that name exists and is not an
     explanation.
     """
     given: set[str] = set()
     result = []
-    question, ending = ending, re.sub(r"[^\w.-]+", "-", ending)
+    ending = re.sub(r"[^\w.-]+", "-", question)
     for name in names:
         plain = (Path(name).stem or "image").replace(":", "-") + ending
         if len(os.fsencode(plain)) > LONGEST:

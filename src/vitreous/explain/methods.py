@@ -152,7 +152,7 @@ def to_share(maps: Tensor) -> Tensor:
     return maps / total.where(total > 0, 1)
 
 
-def check_choice(model: ViT, method: str, layer: int | None, head: int | None, contrast: bool = False) -> None:
+def check_choice(model: ViT, method: str, layer: int | None, head: int | None, contrast: bool) -> None:
     """Raises ValueError for an unknown method, layer or head, or a contrast that the method cannot make."""
     if method not in METHODS:
         raise ValueError(f"unknown method '{method}': use {', '.join(METHODS)}")

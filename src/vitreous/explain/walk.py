@@ -158,8 +158,8 @@ def _sequence(config: ViTConfig) -> str:
 
     tokens = []
     if config.class_token:
-        tokens = ["<b>x</b><sub>class</sub>"]
-        tokens = [at(*tokens, "class")] if config.placed_prefix else tokens
+        token = "<b>x</b><sub>class</sub>"
+        tokens.append(at(token, "class") if config.placed_prefix else token)
     registers = [f"<b>r</b><sub>{i}</sub>" for i in range(1, R + 1)]
     tokens += registers if R < 3 else [registers[0], "…", registers[-1]]
     tokens += [at("<b>x</b><sub>1</sub><b>E</b>", "1"), "…", at("<b>x</b><sub>N</sub><b>E</b>", "N")]

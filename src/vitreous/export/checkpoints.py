@@ -184,13 +184,11 @@ def reworded(bundle: Bundle) -> tuple[Weights, ViTConfig]:
 
 def without_placed_prefix(weights: Weights, config: ViTConfig) -> tuple[Weights, ViTConfig]:
     """Add the positions of class token and registers to those tokens, leaving positions for the patches only."""
-    weights = dict(weights)
+    weights, first = dict(weights), int(config.class_token)
     placed, weights["positions"] = weights["positions"].tensor_split([config.placed_prefix], dim=1)
-    for row in range(placed.shape[1]):
-        if config.class_token and row == 0:
-            weights["class_token"] = weights["class_token"] + placed[:, :1]
-        else:
-            weights["registers"][:, row - config.class_token] += placed[:, row]
+    for name, own in {"class_token": placed[:, :first], "registers": placed[:, first:]}.items():
+        if own.shape[1]:
+            weights[name] = weights[name] + own
     return weights, config.changed(position_tokens="patches")
 
 

@@ -105,7 +105,7 @@ def export_run(
     return folder, receipt
 
 
-def check_form(form: str, preprocess_inside: bool = False) -> None:
+def check_form(form: str, preprocess_inside: bool) -> None:
     """Raises ValueError for a format that there is not, or that can hold no preprocessing; ImportError if it needs a
     package that is not installed."""
     if form not in FORMATS:

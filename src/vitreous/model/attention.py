@@ -5,10 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.model.config import ViTConfig
-from vitreous.model.linear import Linear
+from vitreous.model.linear import HAS_AVX512, Linear
 from vitreous.model.positions import rotate
-
-HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class RMSNorm(nn.RMSNorm):

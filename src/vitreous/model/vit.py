@@ -260,8 +260,9 @@ class ViT(nn.Module):
         tokens = (self.class_token, self.registers, self.positions)
         embedding = [*(token for token in tokens if isinstance(token, nn.Parameter)), *self.patches.parameters()]
         for count, learns in ((self.frozen, True), (blocks, False)):
-            for weight in [*embedding, *self.blocks[:count].parameters()] if count else []:
-                weight.requires_grad_(learns)
+            if count:  # with 0 not even the embedding
+                for weight in (*embedding, *self.blocks[:count].parameters()):
+                    weight.requires_grad_(learns)
         self.frozen = blocks
         self.train(self.training)
 

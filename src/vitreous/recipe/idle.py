@@ -1,5 +1,6 @@
 """Settings that would do nothing, as what they belong to is off."""
 
+import json
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -31,5 +32,6 @@ def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
         stand = {key: attrgetter(key)(recipe) for key in switches}
         idle = [key for key in settings if key in given]
         if idle and all(value in off for value in stand.values()):
-            why = " and ".join(f"{key} is {'null' if value is None else value}" for key, value in stand.items())
+            shown = {key: value if isinstance(value, str) else json.dumps(value) for key, value in stand.items()}
+            why = " and ".join(f"{key} is {value}" for key, value in shown.items())
             raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out, or change that")

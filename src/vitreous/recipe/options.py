@@ -76,9 +76,12 @@ class DataOptions(Section):
     val_fraction: Fraction = 0.1
     """Share of the training images held out for validation, stratified, with an image at least of each class that has
     two; ignored where the data has a validation split of its own. 0: train on everything and keep the last step."""
+    train_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the training images that are trained on, stratified, once validation and test images are held out, which
+    stay the same. A larger share has all images of a smaller one: so it shows what more images are worth."""
     split_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the validation split, separate from `seed` so that runs with other seeds are judged on the same images.
-    Cross-validation uses `seed`, unless this is given."""
+    """Seed of the validation split and of `train_share`, separate from `seed` so that runs with other seeds are judged
+    on the same images. Cross-validation uses `seed`, unless this is given."""
     group: str | None = None
     """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
     table or of parquet files, in which they have the same value; or a regular expression that finds the same text in

@@ -158,6 +158,25 @@ class Setting(NamedTuple):
     meaning: str
 
 
+OTHERS_NAMES = {  # what other programs call a setting
+    "batch": "optim.batch_size",
+    "clip_grad": "optim.clip",
+    "crop_pct": "data.crop_fraction",
+    "epoch": "epochs",
+    "hidden_size": "model.dim",
+    "img_size": "model.image_size",
+    "lr": "optim.learning_rate",
+    "min_lr": "optim.final_rate",
+    "model": "model.size",
+    "model_ema_decay": "optim.ema",
+    "num_heads": "model.heads",
+    "num_layers": "model.depth",
+    "opt": "optim.name",
+    "reprob": "augment.erase",
+    "smoothing": "optim.label_smoothing",
+    "warmup_epochs": "optim.warmup",
+    "wd": "optim.weight_decay",
+}
 SIZE = Setting("model.size", "B/16", tuple(SIZES), "Width, blocks, heads, MLP; behind a slash the patch size.")
 
 
@@ -209,7 +228,8 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nearest_key(key: str) -> str:
-    """A hint: the same name in another section, else the nearest in this one, else a near one, else this one's keys."""
+    """A hint: the same name in another section, else what others call so, else the nearest in this one, else a near
+    one, else this one's keys."""
     known = keys()
     section, _, name = key.rpartition(".")
     siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
@@ -217,5 +237,7 @@ def nearest_key(key: str) -> str:
     for namesake in known:
         if namesake.rpartition(".")[2] == name:
             return f"; did you mean '{namesake}'?"
+    if name in OTHERS_NAMES:
+        return f"; did you mean '{OTHERS_NAMES[name]}'?"
     near = did_you_mean(name, siblings) or did_you_mean(key, known, cutoff=0.8)
     return f"; {near.strip() or 'known keys: ' + ', '.join(siblings)}"

@@ -17,9 +17,9 @@ from vitreous.metrics import (
     calibration_error,
     chance_error,
     class_figures,
-    coverage,
     figure_text,
     reliability,
+    share_interval,
     top1_interval,
     wilson,
 )
@@ -67,11 +67,8 @@ def results_of(
                 label += ", unscaled"
             rows.append(f'<tr><th scope="row">{label}</th>{cells}</tr>')
     table = f'<table class="wide"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    there, answered = ([each.sum(axis=axis) > 0 for each in counts] for axis in (1, 0))
-    absent, unanswered = (
-        any((some & ~others).any() for some, others in zip(*pair, strict=True))
-        for pair in ((answered, there), (there, answered))
-    )
+    absent = any(((each.sum(axis=0) > 0) & (each.sum(axis=1) == 0)).any() for each in counts)  # but answered
+    unanswered = any(((each.sum(axis=1) > 0) & (each.sum(axis=0) == 0)).any() for each in counts)
     zeros = ["one without images that was answered counts as recall 0"] if absent else []
     zeros += ["one that was never answered counts as precision 0"] if unanswered else []
     macro = "Macro figures are means over the classes"
@@ -82,7 +79,8 @@ def results_of(
         macro += (
             f" The {judged['count']:,} images come in {judged['groups']:,} groups and tell as much as "
             f"{figure_text('effective_count', judged['effective_count'])} independent ones (effective sample size), "
-            "by which the intervals here are widened; those of classes, and by how sure answers are, are not."
+            "by which the intervals here are widened; those of classes, and by how sure answers are, by their own "
+            "groups."
         )
         if 0 < judged["wrong_groups"] < FEW_GROUPS:
             macro += (
@@ -137,17 +135,21 @@ def _sections(
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled, counts = torch.cat([part.scaled for part in parts]), sum(part.confusion for part in parts)
     temperatures = ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
+    right = (logits.argmax(dim=1) == labels).numpy()
+    grouped = all(part.groups is not None for part in parts)
+    groups = np.concatenate([part.groups for part in parts]) if grouped else None
     before, after = reliability(logits, labels), reliability(scaled, labels)
     charts = [reliability_chart("ECE as trained", before)]
     if not torch.equal(logits.double(), scaled):
         charts.append(reliability_chart(f"ECE at temperature {temperatures}", after))
         if calibration_error(after) > calibration_error(before):
             about_temperature += " On the images here, the error is larger with it than without."
-    worth = figures.get("effective_count")
+    sure = _calibration(charts, scaled, figures.get("effective_count"), about_temperature)
+    sure += _coverage(scaled.softmax(dim=1).amax(dim=1).numpy(), right, groups)
     return [
         Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),
-        Section("classes", "Classes", _classes(counts, names)),
-        Section("calibration", "Calibration", _calibration(charts, scaled, labels, worth, about_temperature)),
+        Section("classes", "Classes", _classes(counts, names, right, labels.numpy(), groups)),
+        Section("calibration", "Calibration", sure),
         Section("gallery", "Mistakes and doubts", _pictures(parts, scaled.softmax(dim=1), labels, own)),
     ]
 
@@ -208,14 +210,20 @@ def _pairs(counts: np.ndarray, names: Sequence[str]) -> str:
     return scroll(f"<table>{head}<tbody>{''.join(rows)}</tbody></table>", "Confused most")
 
 
-def _classes(counts: np.ndarray, names: Sequence[str]) -> str:
-    """Per class: images, recall with its interval, precision and F1; the hardest first."""
+def _classes(
+    counts: np.ndarray, names: Sequence[str], right: np.ndarray, labels: np.ndarray, groups: np.ndarray | None
+) -> str:
+    """Per class: images, recall with its interval, precision and F1; the hardest first.
+
+    counts: the confusion matrix of answers that are right, bool (N,), to images of these labels and groups.
+    """
     figures, rows = class_figures(counts), []
     for k in sorted(range(len(names)), key=lambda k: (figures[k].recall is None, figures[k].recall, k)):
-        images, _, right, recall, precision, f1 = figures[k]
+        images, recall, precision, f1 = figures[k].images, figures[k].recall, figures[k].precision, figures[k].f1
         bar, found, interval = "", "no images", ""
         if images:
-            low, high = wilson(right, images)
+            own = labels == k
+            low, high = share_interval(right[own], None if groups is None else groups[own])
             bar, found, interval = share_bar(recall, low, high), f"{recall:.1%}", f"{low:.1%} &ndash; {high:.1%}"
         precision = "&ndash;" if precision is None else f"{precision:.1%}"
         f1 = "" if f1 is None else f"{f1:.1%}"
@@ -253,7 +261,7 @@ def _temperature(answers: Judged, fitted_here: bool) -> str:
     )
 
 
-def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, worth: float | None, text: str) -> str:
+def _calibration(charts: Sequence[str], scaled: Tensor, worth: float | None, text: str) -> str:
     """Reliability charts and how to read them. scaled: logits (N, K) over a temperature. worth: the effective sample
     size of images in groups. text: about that temperature."""
     meaning = (
@@ -266,23 +274,27 @@ def _calibration(charts: Sequence[str], scaled: Tensor, labels: Tensor, worth: f
     by_groups = "" if worth is None else ", by their effective sample size"
     chance = (
         f"By chance a perfectly calibrated model, as sure as this one{after}, would show {mean:.2%} on "
-        f"{len(labels):,} images, and up to {most:.2%} in 19 of 20 cases{by_groups}."
+        f"{len(scaled):,} images, and up to {most:.2%} in 19 of 20 cases{by_groups}."
     )
     shown = f'{reliability_legend()}<div class="grid">{"".join(charts)}</div>'
-    return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>{_coverage(scaled, labels)}'
+    return f'<p>{meaning} {text}</p>{shown}<p class="note">{chance}</p>'
 
 
-def _coverage(scaled: Tensor, labels: Tensor) -> str:
-    """Accuracy among the predictions above each confidence threshold, one row per threshold."""
-    count, rows = len(labels), []
-    for threshold, kept, right in coverage(scaled, labels, THRESHOLDS):
+def _coverage(confidence: np.ndarray, right: np.ndarray, groups: np.ndarray | None) -> str:
+    """Accuracy among the answers above each confidence threshold, one row per threshold.
+
+    confidence, right (bool), groups: of each answer, (N,).
+    """
+    rows = []
+    for threshold in THRESHOLDS:
+        sure = confidence >= threshold
         share = interval = ""
-        if kept:
-            low, high = wilson(right, kept)
-            share, interval = f"{right / kept:.1%}", f"{low:.1%} &ndash; {high:.1%}"
+        if sure.any():
+            low, high = share_interval(right[sure], None if groups is None else groups[sure])
+            share, interval = f"{right[sure].mean():.1%}", f"{low:.1%} &ndash; {high:.1%}"
         rows.append(
-            f'<tr><th scope="row">{threshold:.0%}</th><td>{kept:,}</td><td>{kept / count:.1%}</td><td>{share}</td>'
-            f"<td><small>{interval}</small></td><td>{kept - right:,}</td></tr>"
+            f'<tr><th scope="row">{threshold:.0%}</th><td>{sure.sum():,}</td><td>{sure.mean():.1%}</td><td>{share}</td>'
+            f"<td><small>{interval}</small></td><td>{(sure & ~right).sum():,}</td></tr>"
         )
     head = _head("at least so sure", "answers", "of all", "right among them", "95% interval", "mistakes left")
     table = f'<table class="wide">{head}<tbody>{"".join(rows)}</tbody></table>'

@@ -163,7 +163,8 @@ def interval_chart(title: str, rows: Sequence[tuple[str, float, float, float]], 
 def ticks(low: float, high: float, whole: bool = False) -> np.ndarray:
     """Round numbers, about five of them, from at or below `low` to at or above `high`."""
     if low == high:
-        low, high = low - abs(low) / 2 - (low == 0), high + abs(high) / 2 + (low == 0)
+        half = abs(low) / 2 or 1
+        low, high = low - half, high + half
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)

@@ -62,6 +62,7 @@ def figures(runs: Sequence[Finished]) -> Rows:
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
         row("test F1, macro", of("test", "f1_macro")),
         row("test AUROC, macro", of("test", "auroc")),
+        row("test AUROC by fold, mean ± sd", lambda run: run.results.get("auroc_by_fold")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
         row(AGAINST, lambda run: against(runs[0], run, "val")),
@@ -134,8 +135,9 @@ def over_seeds(runs: Sequence[Finished]) -> tuple[list[str], Rows]:
     difference of means is Welch's (1947), over newly drawn seeds.
     """
     by_recipe: dict[str, dict[int, Finished]] = {}
-    for run in (run for run in runs if run.is_run):
-        by_recipe.setdefault(run.but_for_seed, {}).setdefault(run.recipe["seed"], run)
+    for run in runs:
+        if run.is_run:
+            by_recipe.setdefault(run.but_for_seed, {}).setdefault(run.recipe["seed"], run)
     several = [list(found.values()) for found in by_recipe.values() if len(found) > 1]
     rows = [("runs", [str(len(found)) for found in several])]
     for split in ("test", "val"):
@@ -199,7 +201,8 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
 def cautions(runs: Sequence[Finished]) -> list[str]:
     """Sentences on figures that cannot be compared, or are worth less than they seem."""
     own = [f"{run.name}: {run.caution}." for run in runs if run.caution]
-    return [*own, *filter(None, [judged_apart(runs)])]
+    apart = judged_apart(runs)
+    return [*own, apart] if apart else own
 
 
 def render(runs: Sequence[Finished], rows: Rows | None = None) -> list[Table]:

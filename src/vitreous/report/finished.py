@@ -70,14 +70,15 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     anything else."""
     check_named(run)
     folder = find_record(run) or path_of(run)
+    name = os.fspath(run).rstrip("/")
     if (folder / "evaluation.json").is_file() and (folder / "results.json").is_file():
-        return _evaluation(folder, os.fspath(run).rstrip("/"))
+        return _evaluation(folder, name)
     cross = (folder / "fold-1").is_dir()
-    files = ("results.json", "recipe.yaml", "fold-1/data.json" if cross else "data.json")
-    missing = [name for name in files if not (folder / name).is_file()]
+    record = "fold-1/data.json" if cross else "data.json"
+    missing = [file for file in ("results.json", "recipe.yaml", record) if not (folder / file).is_file()]
     if missing:
         raise ValueError(f"{run} is not a finished run, it has no {missing[0]}: train it to the end, or leave it out")
-    results, data = read_json(folder / files[0]), read_json(folder / files[2])
+    results, data = read_json(folder / "results.json"), read_json(folder / record)
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     if cross:
@@ -88,7 +89,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
             raise ValueError(f"{run} has a results.json that is not of a cross-validation: leave it out") from error
         data = {"name": data["name"], "hash": {"test": judged}}
     return Finished(
-        name=os.fspath(run).rstrip("/"),
+        name=name,
         results=results,
         recipe=flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json")),
         data=data,
@@ -119,6 +120,10 @@ def _evaluation(folder: Path, name: str) -> Finished:
 
 def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
     """A cross-validation's results as those of one run, judged on each image once."""
-    spread = "{top1_mean:.2%} ± {top1_sd:.2%} (n = {n})".format(**folds)
+
+    def spread(key: str) -> str:
+        return f"{folds[f'{key}_mean']:.2%} ± {folds[f'{key}_sd']:.2%} (n = {folds['n']})"
+
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
-    return {"test": folds["pooled"], "by_fold": spread, **cost}
+    areas = {"auroc_by_fold": spread("auroc")} if "auroc" in folds else {}
+    return {"test": folds["pooled"], "by_fold": spread("top1"), **areas, **cost}

@@ -251,7 +251,7 @@ def _command(environment: dict[str, Any]) -> str:
 
 def _environment(environment: dict[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
-    rows = {key: str(value) for key, value in environment.items() if key not in ("command", "packages")}
+    rows = {key: str(value) for key, value in environment.items() if key not in ("command", "packages") and value}
     return f"<h3>Environment</h3>{facts(rows | {'packages': packages})}"
 
 

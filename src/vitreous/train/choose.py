@@ -9,7 +9,7 @@ from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import full_path, path_of
 from vitreous.preprocess import same_channels
-from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names
+from vitreous.recipe import DataOptions, Recipe, check_not_idle, read_recipe, recipe_names
 from vitreous.weights.bundle import is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
@@ -21,8 +21,11 @@ PROBED = 10_000  # training images up to which fine-tuning fits the head first: 
 
 
 def start_settings(weights: str | None, arch: str | None, revision: str | None, resume: bool = False) -> list[str]:
-    """--from, --arch and --revision as settings. Weights bring both along, so that those of a recipe go; resume: they
-    are where the same weights are now, whose architecture stays."""
+    """--from, --arch and --revision as settings. What is not given is cleared, as it belonged to a recipe's weights.
+
+    resume: --from only says where the same weights are now, so that their architecture stays, and on the Hub their
+    revision.
+    """
     if weights is None:
         for name, value in {"--arch": arch, "--revision": revision}.items():
             if value is not None:
@@ -64,8 +67,7 @@ def choose_recipe(
     if run is not None and name is None:
         name = str(run / "recipe.yaml")
     if name is None and source is None:
-        named = [text for text in overrides if text.startswith("data.source=")]
-        source = read_recipe(Recipe(epochs=1), named).data.source
+        source = _given(overrides).source
     if name is None and not source:
         raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason, settings = None, "", []
@@ -73,18 +75,20 @@ def choose_recipe(
         place = None if isinstance(source, ImageSet) else split_source(source)[0]
         if any(setting.startswith("start.weights=") for setting in overrides):
             data, name = load(source), "finetune"
-            settings = [f"epochs={min(max(round(TUNING_SEEN / len(data.train)), 3), 30)}"]
-            settings += ["start.probe_first=false"] if len(data.train) > PROBED else []
+            count = _count(data, overrides)
+            settings = [f"epochs={min(max(round(TUNING_SEEN / count), 3), 30)}"]
+            settings += ["start.probe_first=false"] if count > PROBED else []
             reason = f"recipe finetune, as there are weights to start from{_listed(settings, overrides)}; --recipe "
             reason += "probe fits a head alone, in seconds"
         elif place in NAMED and place in recipe_names():
             name, reason = recipe_like(place, device)
         else:
             data = load(source)
-            name, settings = recipe_for(data)
+            count = _count(data, overrides)
+            name, settings = recipe_for(data, count)
             if data.val is None and not read_recipe(name, [*settings, *overrides]).data.val_fraction:
                 settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
-            reason = f"recipe {name}, chosen for {len(data.train):,} training images{_listed(settings, overrides)}"
+            reason = f"recipe {name}, chosen for {count:,} training images{_listed(settings, overrides)}"
     recipe = read_recipe(name, [*settings, *overrides])
     check_not_idle(recipe, overrides)
     source = source or recipe.data.source
@@ -93,6 +97,17 @@ def choose_recipe(
     if isinstance(source, ImageSet):
         return recipe.with_options("data", source=None), source, reason
     return recipe.with_options("data", source=absolute(source)), data, reason
+
+
+def _given(overrides: list[str]) -> DataOptions:
+    """What overrides say of the data that it takes to choose a recipe."""
+    told = [text for text in overrides if text.startswith(("data.source=", "data.train_share="))]
+    return read_recipe(Recipe(epochs=1), told).data
+
+
+def _count(data: ImageSet, overrides: list[str]) -> int:
+    """How many images there are to train on, validation images among them."""
+    return max(round(_given(overrides).train_share * len(data.train)), 1)
 
 
 def _listed(settings: list[str], overrides: list[str]) -> str:
@@ -115,12 +130,12 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
     return small, f"recipe {small}, {full}"
 
 
-def recipe_for(data: ImageSet) -> tuple[str, list[str]]:
-    """A shipped recipe for images of this size, and the settings that fit it to their number."""
+def recipe_for(data: ImageSet, count: int) -> tuple[str, list[str]]:
+    """A shipped recipe for images of this size, and the settings that fit it to so many of them."""
     shape = data.train.images.shape
-    epochs = min(max(round(FOLDER_SEEN / len(data.train)), 20), 300)
+    epochs = min(max(round(FOLDER_SEEN / count), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
-        few = len(data.train) < FEW
+        few = count < FEW
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
     patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
     return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,7 @@ def environment(device: torch.device, precision: str, processes: int) -> dict[st
         "command": shlex.join([program, *sys.argv[1:]]),
         "python": platform.python_version(),
         "packages": {name: installed(name) for name in BASE},
+        "commit": commit(),
         "platform": platform.platform(),
         "processor": cpu_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
@@ -142,3 +144,15 @@ def environment(device: torch.device, precision: str, processes: int) -> dict[st
         "precision": precision,
         "processes": processes,
     }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that runs, with `-dirty` where its files differ from it; None outside of one."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    asked = ("git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):  # there is no git
+        return None

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,8 @@ def fit_folds(
         if resume and engine.from_main(partial(has_trained, folder)):
             check_same_recipe(recipe, read_recipe(folder / "recipe.yaml"), folder)
         runs, stopped = [], False
-        stack.enter_context(claim(folder, recipe) if engine.main else nullcontext())
+        if engine.main:
+            stack.enter_context(claim(folder, recipe))
         for fold in range(1, folds + 1):
             own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
             done = engine.from_main(partial(finished, own, part, data))
@@ -109,12 +110,12 @@ def has_trained(folder: Path) -> bool:
 
 @contextmanager
 def claim(folder: Path, recipe: Recipe) -> Iterator[None]:
-    """Make the folder a cross-validation's by its recipe, which goes again where no fold begins."""
+    """Make the folder a cross-validation's by its recipe, which is removed again if no fold begins."""
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
     try:
         yield
     finally:
-        if not any(folder.glob("fold-*")):  # one in which no run began is gone
+        if not any(folder.glob("fold-*")):  # that of a fold in which no run began is removed already
             (folder / "recipe.yaml").unlink(missing_ok=True)
             with suppress(OSError):  # something else lies there
                 folder.rmdir()
@@ -185,7 +186,7 @@ def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "train_seconds": [run["train_seconds"] for run in runs],
         "count": [run["test"]["count"] for run in runs],
     }
-    for key in WATCHED:
+    for key in (*WATCHED, "auroc"):
         values = [run["test"][key] for run in runs]
         if None not in values:
             results |= {key: values, f"{key}_mean": statistics.mean(values), f"{key}_sd": statistics.stdev(values)}

@@ -26,7 +26,7 @@ from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.checkpoint import load_checkpoint, random_state, save_checkpoint
 from vitreous.train.engine import Engine
 from vitreous.train.folder import check_same_recipe
-from vitreous.train.loop import Hooks, Parts, train_loop
+from vitreous.train.loop import Diverged, Hooks, Parts, train_loop
 from vitreous.train.optim import EMA, make_optimizers
 from vitreous.train.order import steps_per_epoch
 from vitreous.train.probe import Head, fit_head
@@ -60,6 +60,7 @@ class Job:
         self.recipe, self.data, self.folder, self.start, self.console = recipe, data, folder, start, console
         self.teacher, self.pictures = teacher, pictures
         self.taught_by = teacher.sha256 if teacher else ""
+        self.started_from = start.facts["sha256"] if start else ""
         self.stopped = False
         self.checkpoint = folder / "checkpoints" / "last.pt"
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
@@ -183,7 +184,7 @@ class Job:
         """End training here. Without validation images to choose the best epoch, the current weights are kept."""
         if self.val_batches is None:
             self.state.best_epoch = self.state.epoch
-            self.write_model(self.engine.unwrap(self.model) if self.average is None else self.average.module)
+            self.write_model(self.parts(self.recipe).judged)
 
     def probe(self) -> None:
         """Fit only the head, on features computed once. For the main process, which alone has the model then."""
@@ -237,7 +238,18 @@ class Job:
 
     def loop(self, hooks: Hooks, recipe: Recipe) -> bool:
         """`train_loop` with the parts of this run."""
-        parts = Parts(
+        try:
+            return train_loop(self.parts(recipe), hooks)
+        except Diverged as error:
+            instead = "precision=float32" if self.precision == "float16" else "optim.clip"
+            finish = BY_FINISH if self.saved_epochs else ""
+            raise FloatingPointError(f"{error}: {LOWER_RATES} or {instead}{finish}") from error
+        finally:  # even after an error: the model may be the caller's
+            self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
+
+    def parts(self, recipe: Recipe) -> Parts:
+        """What the loop trains, and with what."""
+        return Parts(
             recipe=recipe,
             engine=self.engine,
             precision=self.precision,
@@ -251,14 +263,6 @@ class Job:
             teacher=self.teacher,
             state=self.state,
         )
-        try:
-            return train_loop(parts, hooks)
-        except FloatingPointError as error:
-            or_else = "precision=float32" if self.precision == "float16" else "optim.clip"
-            again = f"{error}: {LOWER_RATES} or {or_else}"
-            raise FloatingPointError(again + BY_FINISH * (self.saved_epochs > 0)) from error
-        finally:  # even after an error: the model may be the caller's
-            self.engine.unwrap(self.model).set_image_size(recipe.model.image_size)
 
     def keep(self, model: nn.Module) -> None:
         """Copy these weights, for the next `save` to write as the run's model: writing them each time would be slow."""
@@ -276,7 +280,7 @@ class Job:
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "labels": self._labels(),
-                "start": self.start.facts["sha256"] if self.start else "",
+                "start": self.started_from,
                 "teacher": self.taught_by,
                 "given": self.given,
                 "model": self.engine.unwrap(self.model).state_dict(),
@@ -299,7 +303,7 @@ class Job:
             way_out = "resume with the same images and Pillow"
             raise ValueError(f"the data is not what {self.folder} was trained on: {way_out}")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
-        if content["start"] != (self.start.facts["sha256"] if self.start else ""):
+        if content["start"] != self.started_from:
             raise ValueError(f"start.weights {weights} is not what {self.folder} started from: put that back")
         asked = self.teacher is not None or teacher is None  # else the run is only to be ended
         if asked and content["teacher"] != self.taught_by:

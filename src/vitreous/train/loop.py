@@ -26,6 +26,10 @@ from vitreous.weights.bundle import not_finite
 TOGETHER = 4096 * 32 * 32  # pixels of the images that a GPU augments together
 
 
+class Diverged(FloatingPointError):
+    """The gradients, the weights or the loss are no longer finite."""
+
+
 @dataclass
 class Parts:
     """What a run trains, and with what."""
@@ -77,7 +81,7 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
     """Train from `parts.state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
-    generator. Raises FloatingPointError when the loss or the weights are no longer finite. Between two reports nothing
+    generator. Raises `Diverged` when the loss or the weights are no longer finite. Between two reports nothing
     waits for the device, so the host runs ahead of a GPU, but for the second step, in which Muon's is recorded, and in
     float16: gradients are scaled so that small ones are not lost, and each step waits to check them for overflow, and
     is skipped if there is any.
@@ -97,7 +101,7 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
     weights = class_weights(train.labels, K).to(device) if recipe.data.balance == "weights" else None
     so_far = [state.loss, state.correct] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=widest_float(device), device=device)  # of this process
-    warm: set[tuple[int, ...]] = set()  # image sizes already compiled, each in its first step
+    warm: set[tuple[int, ...]] = set()  # image sizes seen before: the model is compiled in the first step of each
     clock = Clock(state, recipe, engine)
 
     while not stop_reason(state, recipe):
@@ -124,10 +128,10 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
             totals += sums
             state.step, state.images, state.seen = state.step + 1, state.images + size, state.seen + size
             if not stepped and parts.scaler.get_scale() < 1:  # halved each time
-                raise FloatingPointError(f"the gradients overflow float16 at {state.place}, however they are scaled")
+                raise Diverged(f"the gradients overflow float16 at {state.place}, however they are scaled")
             hooks.on_step(state, sums[0] / len(images))
-            if call is not model and side not in warm:
-                clock.compiled()
+            if side not in warm:  # the same in all processes, of which some may not compile
+                clock.warmed(call is not model)
                 warm.add(side)
             stop, save, report = clock.tick(hooks.stop_requested())
             last = state.step == steps or clock.late
@@ -214,7 +218,7 @@ def forward_backward(
 def validate(parts: Parts) -> dict[str, float]:
     """Judge the model on the validation images: their columns of `metrics.csv`. The state learns if it is the best."""
     state, best_by = parts.state, parts.recipe.best_by
-    logits = shared_logits(parts.judged, parts.val, parts.preprocess, parts.precision, parts.engine)
+    logits = shared_logits(parts)
     row = parts.engine.from_main(partial(watched, logits, parts.val.labels, "val"))
     _check_finite(row["val_loss"], state)  # the last update may have broken the weights
     figure = -row["val_loss"] if best_by == "loss" else row[f"val_{best_by}"]
@@ -237,12 +241,13 @@ def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing
     return ((1 - smoothing) * hard + smoothing * even) / len(logits)
 
 
-def shared_logits(model: nn.Module, val: Batches, preprocess: Preprocess, precision: str, engine: Engine) -> Tensor:
-    """Logits (N, K) of a split in its own order, returned in all processes; each computes a share of the images."""
+def shared_logits(parts: Parts) -> Tensor:
+    """Logits (N, K) of the validation images in their own order, returned in all processes; each computes a share."""
+    model, val, engine = parts.judged, parts.val, parts.engine
     engine.copy_buffers(model)
     N, P = len(val), engine.processes
     share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # wraps around, so that shares are equal
-    logits = engine.gather(split_logits(model, val, preprocess, precision, share))  # (P * n, K), process by process
+    logits = engine.gather(split_logits(model, val, parts.preprocess, parts.precision, share))  # (P * n, K), by process
     return logits.unflatten(0, (P, -1)).transpose(0, 1).flatten(0, 1)[:N]
 
 
@@ -285,12 +290,12 @@ def shrunk(images: Tensor, recipe: Recipe, progress: float) -> Tensor:
 
 def _check_finite(loss: float, state: State) -> None:
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss} at {state.place}")
+        raise Diverged(f"the loss is {loss} at {state.place}")
 
 
 def _save(parts: Parts, hooks: Hooks, clock: Clock) -> None:
     """Save everything, unless the last step, which is not in the loss yet, has broken the weights."""
     if broken := not_finite(parts.judged.state_dict()):
-        raise FloatingPointError(f"the last step broke the weights, of which '{broken}' is not finite")
+        raise Diverged(f"the last step broke the weights, of which '{broken}' is not finite")
     with clock.saving():
         hooks.save()

@@ -83,7 +83,7 @@ def finish(job: Job) -> dict[str, Any]:
         with optional(job.folder / "report.html"):
             from vitreous.report import train_report
 
-            train_report(job.folder, bundle, judged, results, first_batch(job, 32))
+            train_report(job.folder, bundle, judged, results, first_batch(job))
     write_json(job.folder / "results.json", results)  # the last file: it says that the run is finished
     return results
 

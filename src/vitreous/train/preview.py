@@ -23,6 +23,8 @@ from vitreous.train.state import State
 
 log = logging.getLogger("vitreous")
 
+FIRST = 32  # images of the first batch that are shown
+
 
 def describe(job: Job, seen: dict[str, str], new: bool) -> None:
     """Print a summary of data and model, and draw the first batch as the model will see it.
@@ -54,9 +56,17 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
             f"{size:,.3g} GiB of training images are streamed (data.workers={workers}): "
             f"data.memory_budget={math.ceil(size)} keeps them on the device, if it has room",
         )
-    chooses = not job.recipe.start.probe  # which few images do not choose
-    batches, group, white = (job.plain_batches, job.val_batches), job.recipe.data.group, job.preprocess.white
-    findings = [*seen.values(), *check(job.data, *batches, group, chooses, white)]
+    probe, options = job.recipe.start.probe, job.recipe.data
+    findings = check(
+        job.data,
+        job.plain_batches,
+        job.val_batches,
+        options.group,
+        val_chooses=not probe,  # which few images do not choose
+        white=job.preprocess.white,
+        balance=None if probe else options.balance,
+    )
+    findings = [*seen.values(), *findings]
     weights = job.recipe.start.weights
     if job.start and job.val_batches and weights not in seen:
         images = job.val_batches.images
@@ -74,7 +84,7 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
 
 
 def _draw_first_batch(job: Job) -> None:
-    images, targets = first_batch(job, 32)
+    images, targets = first_batch(job)
     names = [job.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
     with optional(job.folder / FIRST_BATCH) as file:
         from vitreous.plots import image_grid
@@ -82,14 +92,14 @@ def _draw_first_batch(job: Job) -> None:
         image_grid(images.cpu().numpy(), names, file)
 
 
-def first_batch(job: Job, count: int) -> tuple[Tensor, Tensor]:
-    """The first images of the first epoch, augmented: (count, C, H, W) in 0..1, and their targets."""
+def first_batch(job: Job) -> tuple[Tensor, Tensor]:
+    """The first images of the first epoch, augmented: up to `FIRST`, (B, C, H, W) in 0..1, and their targets."""
     order, draws = epoch_rows(job.train_batches.labels, job.recipe, 0)
     first = slice(0, job.recipe.optim.batch_size, job.engine.processes)  # images are mixed within a batch
     fill = torch.tensor(job.preprocess.mean, device=job.engine.device)
     images, labels, changes = next(views(job.train_batches, order[first], draws[first], job.recipe, 0, 0, fill))
     images, targets = mix(images, labels, job.recipe.model.num_classes, changes, job.recipe.augment, 0.0)
-    return shrunk(images[:count], job.recipe, 0.0), targets[:count]
+    return shrunk(images[:FIRST], job.recipe, 0.0), targets[:FIRST]
 
 
 def estimate(job: Job) -> None:

@@ -50,8 +50,8 @@ def decoding(console: Console) -> Callable[[int, int], None]:
 
 @contextmanager
 def show_log(folder: Path, console: Console, earlier: Sequence[str] = ()) -> Iterator[None]:
-    """While inside, print what the main process logs, above a live bar, and also write it to `train.log`, which goes
-    again where no run began. earlier: warnings given before, which are only written."""
+    """While inside, print what the main process logs, above a live bar, and also write it to `train.log`, which is
+    removed again if no run began. earlier: warnings given before, which are only written."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = not (folder / LOG).exists()
     screen = logging.Handler()

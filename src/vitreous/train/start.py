@@ -208,8 +208,8 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
             "optim.freeze": recipe.optim.freeze > 0,
             "optim.layer_decay": recipe.optim.layer_decay < 1,
         }
-        for key in (key for key, needed in needs.items() if needed):
-            raise ValueError(f"{key} is for trained weights: give some with --from, or as start.weights")
+        if lacking := [key for key, needed in needs.items() if needed]:
+            raise ValueError(f"{lacking[0]} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
         asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, Recipe(epochs=1)))
         for key, value in asked.items():

@@ -24,11 +24,13 @@ class State:
     epoch: int = 0
     """Epochs completed."""
     step: int = 0
-    """Steps done in the current epoch. `images` is the sum over these steps and all processes; so are `loss` and
-    `correct`, of the images' losses and of the correct answers, when it is saved."""
-    loss: float = 0.0
-    correct: float = 0.0
+    """Steps done in the current epoch."""
     images: int = 0
+    """Images of these steps, in all processes."""
+    loss: float = 0.0
+    """The sum of their losses, at a checkpoint within the epoch."""
+    correct: float = 0.0
+    """How many of them were answered correctly, likewise."""
     seen: int = 0
     """Images seen over the whole run."""
     step_seconds: float = 0.0
@@ -99,9 +101,9 @@ class Clock:
         aside = self.state.head_seconds + self.state.compile_seconds
         return max(share, min((self.spent - aside) / max(deadline(self.state, self.recipe) - aside, 1e-9), 1))
 
-    def compiled(self) -> None:
-        """The model was compiled in this step."""
-        (took,) = self.engine.max(time.monotonic() - self.step_begun)
+    def warmed(self, compiled: bool) -> None:
+        """This step was the first at its image size. compiled: whether this process compiled the model in it."""
+        (took,) = self.engine.max(compiled * (time.monotonic() - self.step_begun))
         self.state.compile_seconds += took
 
     def tick(self, stop: bool) -> tuple[bool, bool, bool]:

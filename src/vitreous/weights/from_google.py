@@ -84,7 +84,7 @@ def from_weights(weights: Weights) -> Description:
         image_size=image_size,
         patch_size=tuple(patch),
         channels=channels,
-        num_classes=shape("head/kernel", 2)[1] if "head/kernel" in weights else 1,
+        num_classes=shape(HEAD, 2)[1] if HEAD in weights else 1,
         dim=dim,
         depth=len(blocks),
         heads=heads,

@@ -7,7 +7,6 @@ preprocessing is loaded with them.
 
 import difflib
 import hashlib
-import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from vitreous.files import path_of
+from vitreous.files import path_of, read_json
 from vitreous.messages import first_line, one_line, shorten
 from vitreous.model import ViT, ViTConfig
 from vitreous.model.positions import resample_positions
@@ -30,7 +29,6 @@ from vitreous.weights.tensor_files import SUFFIXES, read_tensors
 LAYOUTS = (from_vitreous, from_timm, from_huggingface, from_torchvision, from_google)
 PREPROCESSING = "preprocessor_config.json"
 AS_IMAGENET = "its 1,000 classes have no names and are taken for those of ImageNet"
-SEPARATE = "has no queries, keys and values of its shape to stand with"
 
 
 class Report(NamedTuple):
@@ -278,11 +276,9 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
 def _read_json(file: Path) -> dict[str, Any] | None:
     """None if there is no such file. Raises ValueError for a file without a JSON object."""
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object but {type(content).__name__}")
     return content
@@ -317,7 +313,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
 def _misfit(value: Tensor, expected: Tensor | None) -> str:
     """Why a tensor does not fit its place; empty if it does."""
     if expected is None:
-        return SEPARATE
+        return "has no queries, keys and values of its shape to stand with"
     if value.shape != expected.shape:
         return f"is {tuple(value.shape)}, expected {tuple(expected.shape)}"
     if value.is_floating_point() != expected.is_floating_point():

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitreous.messages import first_line, lacks_memory
 
-TORCH = (".pt", ".pth", ".bin")
-SUFFIXES = (".safetensors", *TORCH, ".npz")
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz")
 POINTER = b"version https://git-lfs"
 PREFIXES = ("_orig_mod.", "module.", "model.")  # of torch.compile, of DataParallel, of a class around the model
 
