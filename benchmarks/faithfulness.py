@@ -60,7 +60,6 @@ def main() -> None:
             figures[name][kind] = {"mean": values.mean().item(), "se": se}
         numbers = "  ".join(f"{kind} {v['mean']:.3f} ± {v['se'] or 0:.3f}" for kind, v in figures[name].items())
         print(f"{name:<22}{numbers}", flush=True)
-    ranked = sorted(METHODS, key=lambda name: -figures[name]["difference"]["mean"])
     content = {
         "run": Path(options.run).name,
         "data": options.data,
@@ -71,7 +70,6 @@ def main() -> None:
         "device": device.type,
         "torch": torch.__version__,
         "areas": figures,
-        "best": ranked[0],
     }
     save(RESULTS / f"faithfulness-{Path(options.run).name}.json", content)
 

@@ -443,7 +443,7 @@ def final(options: argparse.Namespace) -> None:
         shutil.copytree(folder / "model", home / "model", dirs_exist_ok=True)
         print(f"{home}: its model stays in float32: {error}")
         return
-    results = json.loads((home / "results.json").read_text())
+    results = read_json(home / "results.json")
     print(f"{home}: test top-1 {results['test']['top1']:.2%}, in float16 {results['float16']['top1']:.2%}")
 
 
@@ -468,11 +468,11 @@ def bring_unfinished(folder: Path, home: Path) -> None:
 def time_to(options: argparse.Namespace) -> None:
     """Seconds that the recipe cifar10-94 takes to the end, over several seeds, and whether their mean is 94%."""
     file = options.work / "time-to-94.jsonl"
-    latest = 0.0
+    here, latest = hardware(options), 0.0
     forget_compiled(options.device)
     for seed in range(options.seeds):
-        key = {"changes": options.overrides, "seed": seed}
-        if any({name: line[name] for name in key} == key for line in read_lines(file)):
+        key = {"device": here["device"], "changes": options.overrides, "seed": seed}
+        if any({name: line.get(name) for name in key} == key for line in read_lines(file)):
             continue
         if time.monotonic() + latest > options.deadline:
             print(f"the time is over before seed {seed}: go on by the same command")
@@ -487,11 +487,12 @@ def time_to(options: argparse.Namespace) -> None:
             line |= {"seconds": run.results["train_seconds"] - compiling, "compile_seconds": compiling}
         note(file, line, options.out)
         latest = time.monotonic() - start
-    lines = [line for line in read_lines(file) if line["changes"] == options.overrides]
+    lines = [line for line in read_lines(file) if line.get("device") == here["device"]]
+    lines = [line for line in lines if line["changes"] == options.overrides]
     if lines:
         top1, seconds = ([line[name] for line in lines] for name in ("top1", "seconds"))
         results = {
-            "machine": hardware(options),
+            "machine": here,
             "recipe": "cifar10-94",
             "changes": options.overrides,
             "n": len(lines),

@@ -105,7 +105,7 @@ def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "
         places = {"data.source", "start.weights", "distill.teacher"}  # made absolute in a run
         if other := [f"{key}={own[key]}" for key in asked.keys() - places if own[key] != asked[key]]:
             raise ValueError(f"{folder} is a run with {min(other)}: move it away, or measure something else")
-    if not finished.exists():
+    else:
         run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
         if run.results is None:
             raise KeyboardInterrupt

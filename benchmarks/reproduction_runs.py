@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from measure import RESULTS, pooled, trained
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import hardware, run
 from vitreous.data.sources import load
+from vitreous.device import pick_device
 from vitreous.files import read_json, write_json
 from vitreous.model.summary import summarise
 from vitreous.recipe import read_recipe
@@ -98,7 +98,7 @@ class Ours:
             "command": self.command,
             "seed": self.seed,
             "multiply_adds": summarise(model).flops // 2,
-            "machine": hardware(torch.device(device) if device != "auto" else None),
+            "machine": hardware(pick_device(device)),
             **results,
         }
 

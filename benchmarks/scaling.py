@@ -155,7 +155,7 @@ def main() -> None:
     }
     show(by_model, by_tokens, by_images, exponents)
     if not quick:
-        results = {"machine": machine(device), "rounds": rounds, "exponents": exponents}
+        results = {"machine": machine(device), "rounds": {"steps": rounds, "epochs": 3}, "exponents": exponents}
         save(RESULTS / "scaling.json", results | {"models": by_model, "tokens": by_tokens, "images": by_images})
 
 

@@ -77,8 +77,8 @@ def others(results: dict[str, dict]) -> str:
     ]
     ratios = [ratio for name in PEERS for ratio in lead(results[name]).values()]
     return (
-        f"{'; '.join(small)}. The same model trains {between(ratios, '{:.2f}')} times as fast as in timm, torchvision, "
-        "transformers, vit-pytorch and as a textbook writes it, by model and processor ([measured]"
+        f"{'; '.join(small)}. Vitreous trains the same model {between(ratios, '{:.2f}')} times as fast as timm, "
+        "torchvision, transformers, vit-pytorch and a textbook's code, depending on model and processor ([measured]"
         "(docs/measurements.md#training-and-inference-beside-other-libraries), some with an older version)."
     )
 
@@ -107,8 +107,9 @@ def speed(results: dict[str, dict]) -> str:
         "How many times as fast as each other library Vitreous trains: same model, default settings, each in its "
         "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
         f"{markdown(['', *libraries], rows)}\n\n"
-        "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 mostly by "
-        "keeping the memory of a step for the next. The rows of AMX and of AVX-512 without bf16 are older: since then "
+        "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 by keeping "
+        "the memory of a step for the next, which some machines reward more than others, and in the newer rows by what "
+        "the last block leaves out. The rows of AMX and of AVX-512 without bf16 are older: since then "
         "the last block computes only the class token where the head reads no other, residuals are bfloat16 in bf16, "
         "and on AMD's processors with AVX-512 linear maps of many tokens are convolutions of 1 x 1.\n\n"
         f"- Inference: {answering([results[name] for name in PEERS])} times as fast as timm, transformers and "

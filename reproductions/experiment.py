@@ -237,9 +237,8 @@ def command(experiment: Experiment, fixed: frozenset[str], seed: int, epochs: in
     return " ".join([*words, "--seed", str(seed)])
 
 
-def hardware(device: torch.device | None = None) -> dict[str, Any]:
-    """What a run was trained on; None: what `auto` takes."""
-    device = pick_device() if device is None else device
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What a run was trained on."""
     return {
         "processor": cpu_capabilities().get("cpu_name", "unknown"),
         "threads": torch.get_num_threads(),

@@ -146,6 +146,7 @@ def test_all_peers_give_the_same_kind_of_batch(policy):
     for name, call in calls.items():
         images, _ = call()
         assert images.dtype == torch.float32 and images.shape == pixels.shape
+        assert images.min() < -0.1, name  # normalised: raw pixels are never below 0
         means[name] = images.mean().item()
     assert len(means) == 4 and max(means.values()) - min(means.values()) < (0.1 if policy == "light" else 0.6), means
 

@@ -24,7 +24,7 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 from rich.console import Console
-from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
+from tiny import CLASSES, csv_rows, equal, tiny_bundle, tiny_recipe, untimed, weights_of, write_images
 from torch._dynamo.exc import TorchDynamoException
 
 from vitreous import embedding, evaluation, prediction
@@ -532,12 +532,10 @@ def test_evaluate_writes_its_figures_beside_the_runs_own(vitreous, work, tmp_pat
         assert code == 0 and list(figures) == [split] and f"{figures[split]['top1']:.2%}" in out
         report = (tmp_path / split / "report.html").read_text()
         assert f"{figures[split]['top1']:.2%}" in report and "vitreous evaluate run --split" in report
-        with (tmp_path / split / "answers.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = csv_rows(tmp_path / split / "answers.csv")
         assert [row["row"] for row in rows] == [str(i) for i in range(figures[split]["count"])]
         right = [row for row in rows if row["class"] == row["answer"]]
-        with (tmp_path / split / "classes.csv").open() as file:
-            classes = list(csv.DictReader(file))
+        classes = csv_rows(tmp_path / split / "classes.csv")
         assert {row["split"] for row in classes} == {split} and sum(int(row["right"]) for row in classes) == len(right)
         assert len(right) / len(rows) == pytest.approx(figures[split]["top1"])
         assert all(f"/{row['class']}/" in row["image"] for row in rows)
@@ -570,8 +568,7 @@ def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
     assert code == 0 and [len(o["classes"]) for o in objects] == [2] * 4
     code, out, _ = vitreous("predict", "run", "photos/test/ant", "--csv", tmp_path / "x.csv", "--batch-size", 3)
     assert sizes == [4, 3, 1]
-    with (tmp_path / "x.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(tmp_path / "x.csv")
     assert code == 0 and out == "" and len(rows) == 12
     assert [row["class"] for row in rows[:2]] == objects[0]["classes"]
     assert [float(row["probability"]) for row in rows[:2]] == pytest.approx(objects[0]["probabilities"], abs=1e-5)
@@ -1237,7 +1234,11 @@ def test_settings_are_listed_by_a_part_of_their_name_or_else_of_their_meaning(vi
     assert out.splitlines()[1].startswith("    The rate after warm-up.") and "optim.warmup" not in out
     assert vitreous("settings", "Overlapping")[1].startswith("model.patch_embedding=")  # a word of its meaning
     assert vitreous("settings", "lr")[1].startswith("optim.learning_rate=")  # as others call it, and no "already"
-    assert vitreous("settings", "EMA") == vitreous("settings", "ema") and "optim.ema=" in vitreous("settings", "EMA")[1]
+    assert (
+        vitreous("settings", "LR") == vitreous("settings", "lr") and "\nmodel.dim=" in vitreous("settings", "model")[1]
+    )
+    assert vitreous("settings", "LR") == vitreous("settings", "lr")
+    assert "\nmodel.dim=" in vitreous("settings", "model")[1]
     _, out, _ = vitreous("settings")
     assert out.startswith("epochs=") and "\noptim.warmup=" in out
 

@@ -24,7 +24,6 @@ from vitreous.device import (
 )
 
 CPU = torch.device("cpu")
-here = pick_device().type
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A model behind HTTP: the answers of `predict`, for a program and on a page; refusals that say why; one at a time."""
 
 import asyncio
-import csv
 import errno
 import io
 import json
@@ -24,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from tiny import stripes, tiny_bundle
+from tiny import csv_rows, stripes, tiny_bundle
 
 from vitreous import __version__, extras, serve
 from vitreous.explain import explain
@@ -328,8 +327,7 @@ def test_answers_are_noted_where_that_is_asked_for(bundle, tmp_path, monkeypatch
         client.post("/predict", content=images[0])
         client.post("/", files=[("images", (f"{i}.png", image)) for i, image in enumerate(images[1:])])
         client.post("/predict", content=b"no image")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(path)
     found = predict(bundle, images, device="cpu", precision="float32")
     assert {row["model"] for row in rows} == {bundle.digest()[:12]}
     assert [(row["answer"], float(row["probability"])) for row in rows] == 2 * [
@@ -379,8 +377,7 @@ def test_a_log_that_was_moved_away_begins_anew_with_its_head(tmp_path):
     path.rename(tmp_path / "old.csv")
     note("model", "bee", 0.25)
     AnswerLog(path)("model", "cat", 0.75)  # the next server takes it for its own
-    with path.open(newline="") as file:
-        assert [row["answer"] for row in csv.DictReader(file)] == ["bee", "cat"]
+    assert [row["answer"] for row in csv_rows(path)] == ["bee", "cat"]
 
 
 def test_a_log_may_be_the_programs_own_output(tmp_path):

@@ -5,7 +5,6 @@ What the real ones must stand, a tiny one stands too, of which more is known.
 
 import io
 import json
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
+from ship import ship
 from tiny import CLASSES, equal, tiny_bundle, tiny_recipe, weights_of, write_images
 
 from vitreous import Bundle, evaluate, predict
@@ -29,8 +29,6 @@ from vitreous.train.run import fit
 from vitreous.weights import bundle as bundle_module
 from vitreous.weights.bundle import read_config
 
-SCRIPT = runpy.run_path(str(Path(__file__).parent.parent / "benchmarks" / "ship.py"))
-ship = SCRIPT["ship"]
 REAL, TINY = ("cifar10", "cifar100", "mnist"), "tiny"
 SAMPLE = 400  # test images
 RIGHT = {"cifar10": 390, "cifar100": 330, "mnist": 395}  # answers of each to them, in float32 as in bf16

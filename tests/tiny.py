@@ -151,7 +151,12 @@ def untimed(values: Any) -> Any:
     return [untimed(value) for value in values] if isinstance(values, list) else values
 
 
+def csv_rows(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, each by the names of its columns."""
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
 def metrics_rows(folder: Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv`."""
-    with (folder / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / "metrics.csv")

@@ -1,6 +1,7 @@
 """Every picture of the guide: python docs/guide/pictures.py [NAME ...] draws them anew into docs/guide/images/."""
 
 import contextlib
+import functools
 import io
 import sys
 from collections.abc import Callable
@@ -360,6 +361,7 @@ def difference(x: torch.Tensor) -> float:
     return (squares.sum(dim=(1, 2)) / 2 / (N * (N - 1))).mean().item()
 
 
+@functools.cache
 def variables(number: str) -> dict:
     """What the code of a chapter has computed when it is done, by name."""
     (chapter,) = chapters.GUIDE.glob(f"{number}-*.md")

@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 from scipy.stats import ttest_ind
 from sklearn.metrics import f1_score
-from tiny import stripes, tiny_recipe, tiny_set, write_images
+from tiny import csv_rows, stripes, tiny_recipe, tiny_set, write_images
 
 from vitreous.card import write_shared
 from vitreous.metrics import wilson
@@ -123,8 +123,7 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     cross = fit_folds(recipe, tiny_set(), out=tmp_path / "cv", **quiet)
     table = figures([read_run(tmp_path / "cv"), read_run(runs / "a")])
     rows, intervals = dict(table), [texts for name, texts in table if "interval" in name]
-    with (tmp_path / "cv" / "answers.csv").open() as file:
-        pairs = [(row["class"], row["answer"]) for row in csv.DictReader(file)]
+    pairs = [(row["class"], row["answer"]) for row in csv_rows(tmp_path / "cv" / "answers.csv")]
     hits = sum(label == answer for label, answer in pairs)
     f1_macro = f1_score(*zip(*pairs, strict=True), average="macro")
     low, high = wilson(hits, 48)
@@ -134,8 +133,8 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     assert rows["  by fold, mean ± sd"] == [spread, ""]
     folds = [json.loads((tmp_path / "cv" / f"fold-{i}" / "results.json").read_text()) for i in range(1, 6)]
     areas = [fold["test"]["auroc"] for fold in folds]
-    spread = f"{np.mean(areas):.2%} ± {np.std(areas, ddof=1):.2%} (n = 5)"
-    assert rows["test AUROC by fold, mean ± sd"] == [spread, ""] and rows["test AUROC, macro"][0] == ""
+    area = f"{np.mean(areas):.2%} ± {np.std(areas, ddof=1):.2%} (n = 5)"
+    assert rows["test AUROC by fold, mean ± sd"] == [area, ""] and rows["test AUROC, macro"][0] == ""
     assert rows["test F1, macro"][0] == f"{cross.results['pooled']['f1_macro']:.2%}"
     assert cross.results["pooled"]["f1_macro"] == pytest.approx(f1_macro) != cross.results["f1_macro_mean"]
     assert rows["seconds"][0] == f"{sum(cross.results['train_seconds']):,.0f}"
@@ -157,7 +156,8 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     heads, by_recipe = over_seeds([read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1")])
     assert len(heads) == 1 and dict(by_recipe)["runs"] == ["2"]
     compare_page(tmp_path / "c.html", [read_run(tmp_path / "cv"), read_run(runs / "a")])
-    assert spread in (tmp_path / "c.html").read_text()
+    page = (tmp_path / "c.html").read_text()
+    assert spread in page and area in page
     (tmp_path / "cv" / "results.json").write_text("{}")
     with pytest.raises(ValueError, match=r"cv has a results\.json that is not of a cross-validation: leave it out"):
         read_run(tmp_path / "cv")
@@ -167,8 +167,7 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
 
 
 def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, tmp_path):
-    with (runs / "a" / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(runs / "a" / "answers.csv")
     tests = [row for row in rows if row["split"] == "test"]
     wrong = next(name for name in ("sky", "sea") if name not in {row["class"] for row in tests})
     for run, right in {"x": 4, "y": 10}.items():  # of 12: x alone twice, y alone eight times

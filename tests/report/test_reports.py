@@ -1,6 +1,5 @@
 """The report of a run and of an evaluation: whole, well formed, self-contained, and with the run's own figures."""
 
-import csv
 import html.parser
 import io
 import json
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny import stripes, tiny_bundle, tiny_recipe, tiny_set
+from tiny import csv_rows, stripes, tiny_bundle, tiny_recipe, tiny_set
 
 from vitreous import report
 from vitreous.card import untested
@@ -138,8 +137,11 @@ def test_mistakes_and_hits_are_those_of_the_model(trained):
     assert len(wrong) == round(count * (1 - top1)) in range(3, 13) and len(asked) - len(wrong) == 12
     shares = [float(alt.rpartition(" ")[2].rstrip("%")) for alt in asked]
     assert shares == [*sorted(shares[: len(wrong)], reverse=True), *sorted(shares[len(wrong) :])]
-    with (trained.folder / "answers.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
+    rows = [
+        row
+        for row in csv_rows(trained.folder / "answers.csv")
+        if row["split"] == "test" and row["class"] != row["answer"]
+    ]
     named = re.findall(r"test:(\d+)", page.text)[: len(wrong)]
     assert sorted(named, key=int) == [row["row"] for row in rows]
     bars = re.findall(
@@ -248,8 +250,7 @@ def test_classes_pairs_and_curves_are_those_that_were_counted(trained):
     ]
     pair = 'class="name">cat</th><td class="name left">ant</td><td>2</td><td>100.0%</td>'
     assert pair in answers._pairs(counts, names)
-    with (trained.folder / "metrics.csv").open() as file:
-        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    losses = [float(row["val_loss"]) for row in csv_rows(trained.folder / "metrics.csv")]
     page = (trained.folder / "report.html").read_text()
     assert f"validation from {losses[0]:.4g} to {losses[-1]:.4g}" in page
 
@@ -313,8 +314,7 @@ def test_the_page_of_a_cross_validation_has_the_figures_of_all_folds(folds):
     page, results = Page(folds.folder / "report.html"), folds.results
     assert {link.removeprefix("#") for link in page.links} == set(page.ids)
     assert all(url.startswith("data:") for url in page.loaded) and all(image["alt"] for image in page.images)
-    with (folds.folder / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folds.folder / "answers.csv")
     right = np.array([row["class"] == row["answer"] for row in rows])
     assert f"{right.mean():.2%} top-1 on 50 held-out images" in page.text
     sure = np.array([float(row["probability"]) for row in rows])
@@ -333,8 +333,7 @@ def test_the_page_of_a_cross_validation_has_the_figures_of_all_folds(folds):
 
 def test_each_image_is_shown_with_what_its_own_fold_said(folds):
     page = Page(folds.folder / "report.html")
-    with (folds.folder / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folds.folder / "answers.csv")
     wrong = sorted((r for r in rows if r["class"] != r["answer"]), key=lambda r: -float(r["probability"]))
     sure = sorted((r for r in rows if r["class"] == r["answer"]), key=lambda r: float(r["probability"]))
     shown = [image["alt"] for image in page.images if ", answered" in image["alt"]]

@@ -124,6 +124,8 @@ def test_both_ways_leave_no_class_behind(tmp_path):
     for balance in ("none", "weights", "sampling"):
         recipe = recipe_of(balance, epochs=5)
         run = fit(recipe, unbalanced_set(), out=tmp_path / balance, **QUIET)
+        told = "data.balance=weights makes them count the same" in (run.folder / "train.log").read_text()
+        assert told == (balance == "none")
         images = run.bundle.preprocess.normalise(torch.full((1, 1, 8, 8), 100, dtype=torch.uint8))
         answers[balance] = run.bundle.model(images).softmax(dim=1)[0].tolist()
     assert answers["none"] == pytest.approx([0.85, 0.1, 0.05], abs=0.07)

@@ -1,6 +1,5 @@
 """Cross-validation: parts that are disjoint and alike, a run for each, and figures that come from them alone."""
 
-import csv
 import io
 import json
 import os
@@ -13,7 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
-from tiny import CLASSES, Sealed, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, untimed, weights_of, write_images
+from tiny import (
+    CLASSES,
+    Sealed,
+    csv_rows,
+    equal,
+    stripes,
+    tiny_bundle,
+    tiny_recipe,
+    tiny_set,
+    untimed,
+    weights_of,
+    write_images,
+)
 
 from vitreous import plots
 from vitreous.data.images import ImageSet
@@ -171,8 +182,7 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
     monkeypatch.setattr(outcome, "fit_temperature", lambda logits, labels, groups: given.append(groups) or 1.0)
     recipe = folds_recipe(data={"group": BY_ANIMAL, "val_fraction": 0.25})
     run = fit_folds(recipe, animals, out=tmp_path / "cv", **quiet())
-    with (run.folder / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(run.folder / "answers.csv")
     assert all(row["group"] == Path(row["image"]).stem.partition("_")[0] for row in rows)
     right = np.array([row["class"] == row["answer"] for row in rows])
     pooled = {"count": len(rows), "top1": right.mean()} | group_figures(right, np.array([row["group"] for row in rows]))
@@ -307,14 +317,14 @@ def test_the_results_are_those_of_the_folds(finished):
 
 
 def test_every_image_has_the_answer_of_a_model_that_had_not_seen_it(finished):
-    with (finished.folder / "answers.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(finished.folder / "answers.csv")
     assert sorted(row["image"] for row in rows) == sorted(f"row {row}" for row in range(48))
     for fold, top1 in enumerate(finished.results["top1"], start=1):
         own = [row for row in rows if row["fold"] == str(fold)]
         assert len(own) == 16 and sum(row["answer"] == row["class"] for row in own) / 16 == top1
-    with (finished.folder / "classes.csv").open() as file:
-        counted = [(row["split"], row["class"], row["images"], row["right"]) for row in csv.DictReader(file)]
+    counted = [
+        (row["split"], row["class"], row["images"], row["right"]) for row in csv_rows(finished.folder / "classes.csv")
+    ]
     right = [sum(row["class"] == row["answer"] == name for row in rows) for name in CLASSES]
     assert counted == [("test", name, "16", str(hits)) for name, hits in zip(CLASSES, right, strict=True)]
     labels = tiny_set().train.labels

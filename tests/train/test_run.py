@@ -34,6 +34,7 @@ from tiny import (
     CLASSES,
     TIMES,
     Sealed,
+    csv_rows,
     equal,
     metrics_rows,
     stripes,
@@ -483,14 +484,12 @@ def test_what_a_killed_process_was_writing_stands_in_nobodys_way(tmp_path):
 
 
 def answers_of(folder):
-    with (folder / "answers.csv").open() as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / "answers.csv")
 
 
 def test_the_figures_of_each_class_are_those_of_the_answers(trained):
     run = trained(tiny_recipe(), tiny_set())
-    with (run.folder / "classes.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(run.folder / "classes.csv")
     assert [(row["split"], row["class"]) for row in rows] == [(s, name) for s in ("val", "test") for name in CLASSES]
     for split in ("val", "test"):
         own, found = ([row for row in each if row["split"] == split] for each in (answers_of(run.folder), rows))
@@ -1175,7 +1174,7 @@ def test_memory_that_runs_out_when_the_model_is_judged_loses_nothing(trained, tm
     assert trained(less, tiny_set(), resume=True, on_step=pytest.fail).results["epochs"] == 1
 
 
-def test_a_run_goes_on_with_its_own_classes_only(trained, tmp_path):
+def test_a_run_goes_on_with_its_own_classes_only(trained):
     trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6))
     other = replace(tiny_set(), class_names=("ant", "bee", "wasp"))
     with pytest.raises(ValueError, match=r"is not what .*run was trained on, whose 3 classes are ant, bee, cat:"):
@@ -1390,7 +1389,7 @@ def test_a_file_system_without_locks_takes_runs(tmp_path, monkeypatch):
         assert folder.is_dir()
 
 
-def test_a_finished_run_is_left_alone(trained, finished):
+def test_a_finished_run_is_left_alone(finished):
     run, data = finished
     before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     recipe = read_recipe(str(run.folder / "recipe.yaml"))
@@ -1428,7 +1427,7 @@ def test_a_start_that_failed_is_in_nobodys_way(trained, tmp_path):
     assert trained(tiny_recipe(epochs=1), data).results["test"] is None
 
 
-def test_the_next_free_folder_is_taken_by_name(trained, tmp_path, monkeypatch):
+def test_the_next_free_folder_is_taken_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"pictures": False, "console": Console(quiet=True)}
     folders = [fit(tiny_recipe(epochs=1), tiny_set(), **options).folder.as_posix() for _ in range(3)]
@@ -1632,8 +1631,10 @@ def test_early_stopping_counts_from_the_best_epoch(trained, scripted, name, pati
 
 def test_the_command_is_kept_as_a_shell_takes_it(trained, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/bin/vitreous/__main__.py", "train", "my photos", r"data.group=(slide\d+)"])
+    monkeypatch.setattr(folder_module, "commit", lambda: "3f-dirty")
     environment = json.loads((trained(tiny_recipe(epochs=1), tiny_set()).folder / "environment.json").read_text())
     assert environment["command"] == r"vitreous train 'my photos' 'data.group=(slide\d+)'"
+    assert environment["commit"] == "3f-dirty"
 
 
 def test_the_commit_of_the_code_is_kept(tmp_path, monkeypatch):
@@ -1818,8 +1819,7 @@ def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, 
     monkeypatch.setattr(outcome, "fit_temperature", lambda *_: 3.0)
     data = tiny_set()
     run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-3}), data)
-    with (run.folder / "answers.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "test" and row["class"] != row["answer"]]
+    rows = [row for row in answers_of(run.folder) if row["split"] == "test" and row["class"] != row["answer"]]
     rows.sort(key=lambda row: -float(row["probability"]))
     images, titles = drawn["mistakes_test"]
     assert len(rows) > 1 and titles == [f"{row['class']},\nsaid {row['answer']}" for row in rows]
@@ -2055,7 +2055,7 @@ def test_a_users_model_of_other_classes_is_refused(trained):
         trained(tiny_recipe(), tiny_set(), "other", model=tiny_vit(channels=5))
 
 
-def test_broken_files_are_left_out_where_that_is_asked_for(trained, tmp_path):
+def test_broken_files_are_left_out_where_that_is_asked_for(tmp_path):
     write_images(tmp_path / "photos", 12)
     (tmp_path / "photos" / "bee" / "bad.png").write_text("no picture")
     text = io.StringIO()

@@ -131,8 +131,9 @@ def settings(
             raise ValueError(f"a schema is of all settings, not of '{part}': leave it out")
         print(json.dumps(json_schema(), indent=1))
         return
-    name, start = OTHERS_NAMES.get(part, part.lower()), re.compile(rf"\b{re.escape(part)}", re.IGNORECASE)
-    found = [setting for setting in all_settings() if name in setting.key]
+    start = re.compile(rf"\b{re.escape(part)}", re.IGNORECASE)
+    found = [setting for setting in all_settings() if part.lower() in setting.key]
+    found = found or [setting for setting in all_settings() if setting.key == OTHERS_NAMES.get(part.lower())]
     found = found or [setting for setting in all_settings() if start.search(setting.meaning)]
     if not found:
         near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])
