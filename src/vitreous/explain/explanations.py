@@ -320,8 +320,7 @@ def stems(names: Sequence[str], folder: Path, question: str = "", sha256: str = 
 
     question: such as `-against-dog`; it follows the image's name, with a dash for what a file name should not have.
     sha256: of the model. A file with the explanation of another image, by another model, or to another question, keeps
-    its name. Raises ValueError where a picture or JSON file of that name exists and is not an
-    explanation.
+    its name. Raises ValueError where a picture or JSON file of that name exists and is not an explanation.
     """
     given: set[str] = set()
     result = []
