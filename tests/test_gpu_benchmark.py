@@ -187,8 +187,14 @@ def test_the_time_to_94_is_that_of_several_seeds_without_compiling(part, monkeyp
     assert content["reached"] is (content["mean_top1"] >= 0.94)
     assert min(content["seconds"]) > 0 and content["compile_seconds"] == [0.01, 0.01]
     assert content["seconds"] == pytest.approx([seconds - 0.01 for seconds in trained])
-    assert [line["seed"] for line in gpu.read_lines(out / "time-to-94.jsonl")] == [0, 1]
+    notes = out / "time-to-94.jsonl"
+    assert [line["seed"] for line in gpu.read_lines(notes)] == [0, 1]
     part("time-to-94", "--seeds", "2", refuse=True)
+    for file in (notes, out.parent / notes.name):  # those of another device count for themselves
+        file.write_text(file.read_text().replace('"device": "cpu"', '"device": "another"'))
+    monkeypatch.setattr(gpu, "fit", record)
+    part("time-to-94", "--seeds", "1")
+    assert json.loads((out / "time-to-94.json").read_text())["n"] == 1 and len(gpu.read_lines(notes)) == 3
 
 
 def test_an_arm_that_fails_is_noted_and_ends_no_other(part, monkeypatch):
