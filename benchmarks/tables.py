@@ -105,7 +105,8 @@ def speed(results: dict[str, dict]) -> str:
     ]
     return (
         "How many times as fast as each other library Vitreous trains: same model, default settings, each in its "
-        "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%):\n\n"
+        "faster precision (Ti/16 and B/16: at 224 px; two runs of a comparison differed by up to 15%, with AVX2 on two "
+        "days by up to 29%):\n\n"
         f"{markdown(['', *libraries], rows)}\n\n"
         "In bf16 it gains by not calling torch's fused attention, whose training is slow there, in float32 by keeping "
         "the memory of a step for the next, which some machines reward more than others, and in the newer rows by what "

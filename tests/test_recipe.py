@@ -22,6 +22,7 @@ from vitreous.recipe import (
     settings,
 )
 from vitreous.recipe.idle import SWITCHES
+from vitreous.recipe.schema import OTHERS_NAMES, key_called
 
 
 @pytest.fixture
@@ -79,6 +80,13 @@ def test_the_models_for_a_gpu_have_the_size_that_their_headers_say(name, classes
 
 
 # --- errors ---
+
+
+def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name():
+    known = [each.key for each in settings()]
+    assert set(OTHERS_NAMES.values()) <= set(known)
+    assert not OTHERS_NAMES.keys() & {key.rpartition(".")[2] for key in known}
+    assert (key_called("lr"), key_called("fold"), key_called("x")) == ("optim.learning_rate", "data.fold", None)
 
 
 @pytest.mark.parametrize(

@@ -158,10 +158,14 @@ def pooled_figures(parts: Sequence[Judged]) -> dict:
         "ece_unscaled": calibration_error(reliability(logits, labels)),
         "count": len(labels),
     }
-    if any(part.groups is None for part in parts):
+    if (groups := pooled_groups(parts)) is None:
         return figures
-    right = (logits.argmax(dim=1) == labels).numpy()
-    return figures | group_figures(right, np.concatenate([part.groups for part in parts]))
+    return figures | group_figures((logits.argmax(dim=1) == labels).numpy(), groups)
+
+
+def pooled_groups(parts: Sequence[Judged]) -> np.ndarray | None:
+    """The groups of all parts' images, (N,); None if a part has none."""
+    return None if any(part.groups is None for part in parts) else np.concatenate([part.groups for part in parts])
 
 
 def write_answers(parts: Iterable[Judged], class_names: Sequence[str], path: Path) -> None:

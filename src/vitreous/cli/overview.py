@@ -123,7 +123,7 @@ def settings(
     import textwrap
 
     from vitreous.messages import did_you_mean
-    from vitreous.recipe import OTHERS_NAMES, json_schema, keys
+    from vitreous.recipe import json_schema, key_called, keys
     from vitreous.recipe import settings as all_settings
 
     if schema:
@@ -133,7 +133,7 @@ def settings(
         return
     start = re.compile(rf"\b{re.escape(part)}", re.IGNORECASE)
     found = [setting for setting in all_settings() if part.lower() in setting.key]
-    found = found or [setting for setting in all_settings() if setting.key == OTHERS_NAMES.get(part.lower())]
+    found = found or [setting for setting in all_settings() if setting.key == key_called(part.lower())]
     found = found or [setting for setting in all_settings() if start.search(setting.meaning)]
     if not found:
         near = did_you_mean(part, [word for key in keys() for word in (key, key.rpartition(".")[2])])

@@ -116,15 +116,15 @@ def train(
 
 def no_such_option(option: str, message: str) -> str:
     """What to say of an option that `train` lacks: the setting that other programs have as an option of this name."""
-    from vitreous.recipe import OTHERS_NAMES, settings
+    from vitreous.recipe import key_called, settings
 
     name = option.lstrip("-").replace("-", "_")
     if name in ("gpu", "gpus"):
         return f"No such option: {option}: name a GPU with --device, such as --device cuda"
-    defaults = {setting.key: setting.default for setting in settings()}
-    key = next((key for key in defaults if key.rpartition(".")[2] == name), OTHERS_NAMES.get(name))
+    key = key_called(name)
     if key is None and "(Possible options" in message:
         return message
+    defaults = {setting.key: setting.default for setting in settings()}
     example = "epochs=3" if key is None else f"{key}={defaults[key]}"
     return f"No such option: {option}: settings are given as key=value, such as {example}"
 

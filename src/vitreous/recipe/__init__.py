@@ -3,10 +3,9 @@
 from vitreous.recipe.idle import check_not_idle
 from vitreous.recipe.options import DataOptions, DistillOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import OTHERS_NAMES, Recipe, flat, json_schema, keys, make_recipe, settings
+from vitreous.recipe.schema import Recipe, flat, json_schema, key_called, keys, make_recipe, settings
 
 __all__ = [
-    "OTHERS_NAMES",
     "RECIPES",
     "DataOptions",
     "DistillOptions",
@@ -17,6 +16,7 @@ __all__ = [
     "flat",
     "headline",
     "json_schema",
+    "key_called",
     "keys",
     "make_recipe",
     "read_recipe",

@@ -227,6 +227,11 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def key_called(name: str) -> str | None:
+    """The key whose last part is this name, in the first section that has one, or that other programs call so."""
+    return next((key for key in keys() if key.rpartition(".")[2] == name), OTHERS_NAMES.get(name))
+
+
 def nearest_key(key: str) -> str:
     """A hint: the same name in another section, else what others call so, else the nearest in this one, else a near
     one, else this one's keys."""
@@ -234,10 +239,7 @@ def nearest_key(key: str) -> str:
     section, _, name = key.rpartition(".")
     siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
     siblings = siblings or list(Recipe.model_fields)
-    for namesake in known:
-        if namesake.rpartition(".")[2] == name:
-            return f"; did you mean '{namesake}'?"
-    if name in OTHERS_NAMES:
-        return f"; did you mean '{OTHERS_NAMES[name]}'?"
+    if called := key_called(name):
+        return f"; did you mean '{called}'?"
     near = did_you_mean(name, siblings) or did_you_mean(key, known, cutoff=0.8)
     return f"; {near.strip() or 'known keys: ' + ', '.join(siblings)}"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.evaluation import Judged
+from vitreous.evaluation import Judged, pooled_groups
 from vitreous.explain import Method, evidence
 from vitreous.messages import channels_shown
 from vitreous.metrics import (
@@ -135,9 +135,7 @@ def _sections(
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
     scaled, counts = torch.cat([part.scaled for part in parts]), sum(part.confusion for part in parts)
     temperatures = ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
-    right = (logits.argmax(dim=1) == labels).numpy()
-    grouped = all(part.groups is not None for part in parts)
-    groups = np.concatenate([part.groups for part in parts]) if grouped else None
+    right, groups, shares = (logits.argmax(dim=1) == labels).numpy(), pooled_groups(parts), scaled.softmax(dim=1)
     before, after = reliability(logits, labels), reliability(scaled, labels)
     charts = [reliability_chart("ECE as trained", before)]
     if not torch.equal(logits.double(), scaled):
@@ -145,12 +143,12 @@ def _sections(
         if calibration_error(after) > calibration_error(before):
             about_temperature += " On the images here, the error is larger with it than without."
     sure = _calibration(charts, scaled, figures.get("effective_count"), about_temperature)
-    sure += _coverage(scaled.softmax(dim=1).amax(dim=1).numpy(), right, groups)
+    sure += _coverage(shares.amax(dim=1).numpy(), right, groups)
     return [
         Section("confusion", "Confusion", f'<p class="note">{where}</p>{_confusion(counts, names)}'),
         Section("classes", "Classes", _classes(counts, names, right, labels.numpy(), groups)),
         Section("calibration", "Calibration", sure),
-        Section("gallery", "Mistakes and doubts", _pictures(parts, scaled.softmax(dim=1), labels, own)),
+        Section("gallery", "Mistakes and doubts", _pictures(parts, shares, labels, own)),
     ]
 
 

@@ -82,7 +82,7 @@ class Clock:
 
     def __init__(self, state: State, recipe: Recipe, engine: Engine):
         self.state, self.recipe, self.engine = state, recipe, engine
-        self.last_save = self.last_report = time.monotonic()
+        self.last_save = self.last_report = self.training_since = self.step_begun = time.monotonic()
         self.begun = self.last_save - state.total_seconds
         self.spent = state.total_seconds  # at the last tick
         self.slow = 1.0  # for how many times `CHECKPOINT_SECONDS` the next checkpoint waits
