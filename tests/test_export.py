@@ -285,6 +285,12 @@ def test_a_tiny_model_of_the_architecture_for_cifar_goes_into_every_graph(tmp_pa
         pixels = noise(bundle, count)
         expected = logits(bundle, pixels)
         assert (answer(pixels) - expected).abs().max() < off * expected.std()
+    if form == "onnx":
+        import onnx
+
+        graph = onnx.load(tmp_path / "model.onnx").graph
+        known = {tensor.name for tensor in graph.initializer}
+        assert all(node.input[1] in known for node in graph.node if node.op_type == "Conv")  # nothing to compute first
 
 
 @needs_onnx

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.images import ImageSet, groups_if_any
+from vitreous.data.divide import groups_if_any
+from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.evaluation import batches_of, record_of
 from vitreous.files import path_of, replace_file

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from vitreous.data.check import are_among, copies_among, differs, digest_of
-from vitreous.data.images import ImageSet, Split, groups_if_any, match_labels
+from vitreous.data.divide import groups_if_any
+from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, Images

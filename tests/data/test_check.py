@@ -7,7 +7,8 @@ from PIL import Image
 
 from vitreous.data import loaders
 from vitreous.data.check import check, differs, image_hashes, leaks, summary
-from vitreous.data.images import ImageSet, Split, groups_of
+from vitreous.data.divide import groups_of
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches, decode
 from vitreous.data.sources import load
 from vitreous.data.stores import FileImages

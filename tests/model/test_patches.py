@@ -2,9 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous.model import ViT, ViTConfig
-from vitreous.model.patches import ConvPatches, ConvStem, LinearPatches
+from vitreous.model.patches import ConvMean, ConvPatches, ConvStem, LinearPatches
 
 
 def config(**changes) -> ViTConfig:
@@ -90,10 +91,24 @@ def test_a_stem_that_pools_computes_all_places_and_takes_means_of_neighbours(pat
     stem = ConvStem(config(patch_size=patch_size, **options)).eval()
     images = x = torch.randn(2, 3, 8, 12)
     convolutions = [layer for layer in stem.layers if isinstance(layer, nn.Conv2d)]
-    for conv, (rows, columns) in zip(convolutions, steps, strict=True):
-        x = F.conv2d(x, conv.weight, padding=1).unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).mean(dim=(3, 5))
+    weights = [conv.weight for conv in convolutions]
+    for weight, (rows, columns) in zip(weights, steps, strict=True):
+        x = F.conv2d(x, weight, padding=1).unflatten(3, (-1, columns)).unflatten(2, (-1, rows)).mean(dim=(3, 5))
         x = F.gelu(x / (1 + 1e-5) ** 0.5)  # batch norm as it starts
-    torch.testing.assert_close(stem(images), x.flatten(2).mT)
+    tokens = stem(images)
+    torch.testing.assert_close(tokens, x.flatten(2).mT)
+    expected, found = (torch.autograd.grad(y.square().sum(), weights) for y in (x, tokens))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_convolution_and_the_mean_of_what_it_finds_are_one_convolution():
+    conv = ConvMean(3, 5, (2, 2))
+    with FlopCounterMode(display=False) as counter:
+        conv(torch.randn(1, 3, 8, 8))
+    assert counter.get_total_flops() == 2 * 5 * 3 * 4 * 4 * 4 * 4  # a product for each place of a 4 x 4 kernel
+    x = torch.randn(2, 3, 9, 8)
+    torch.testing.assert_close(conv.plain()(x), conv(x))
+    assert conv.plain().weight.requires_grad and type(conv.plain()) is nn.Conv2d
 
 
 @pytest.mark.parametrize("channels", [1, 3])

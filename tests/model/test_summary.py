@@ -86,13 +86,13 @@ def test_a_block_is_attention_mlp_and_two_norms():
     assert rows["tokens"].parameters == 256 + 65 * 256
 
 
-def test_activation_bytes_are_what_a_second_image_keeps(monkeypatch):
+def test_activation_bytes_are_what_a_further_image_keeps(monkeypatch):
     monkeypatch.setattr(attention, "HAS_AVX512", True)  # attention as two products keeps the weights, as is counted
     config = ViTConfig(size="micro/4", image_size=32, num_classes=10)
     model = ViT(config)
     own = {t.untyped_storage().data_ptr() for t in model.parameters()}
     sizes = []
-    for B in (1, 2):
+    for B in (2, 3):
         kept = {}
 
         def keep(tensor, kept=kept):
@@ -103,7 +103,7 @@ def test_activation_bytes_are_what_a_second_image_keeps(monkeypatch):
             model.head(model.pooled(model.forward_features(torch.randn(B, 3, 32, 32))))
         sizes.append(sum(storage.nbytes() for address, storage in kept.items() if address not in own))
     image = sizes[1] - sizes[0]
-    assert image == pytest.approx(summarise(config).activation_bytes, rel=0.2)
+    assert image == pytest.approx(summarise(config).activation_bytes, rel=0.02)
 
 
 def test_activation_bytes_count_what_dropout_leaves_out():

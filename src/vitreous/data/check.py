@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.images import ImageSet, Split, groups_of
+from vitreous.data.divide import groups_of
+from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows, open_picture
 from vitreous.messages import shorten

@@ -1,9 +1,5 @@
 """A labelled set of images and its splits."""
 
-import logging
-import math
-import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.divide import for_validation, in_fold, in_share
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
 from vitreous.messages import shorten
 from vitreous.preprocess import same_channels
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
-
-log = logging.getLogger("vitreous")
 
 SPLITS = {  # the words for splits in file names, folder names and table cells
     "train": "train",
@@ -204,20 +199,7 @@ class ImageSet:
         It replaces the set's own test images. group: what `data.group` says; each group is within one fold. Raises
         ValueError for a class with fewer images than folds, and if the groups do not allow it.
         """
-        from sklearn.model_selection import StratifiedKFold
-
-        if group is not None:
-            return self._with_group("test", fold, folds, seed, group)
-        labels = self.train.labels
-        counts = np.bincount(labels)
-        if len(small := np.flatnonzero((counts > 0) & (counts < folds))):
-            raise ValueError(
-                f"class '{self.class_names[small[0]]}' has {counts[small[0]]} training images, fewer than {folds} "
-                "folds: use fewer folds"
-            )
-        parts = StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels)
-        kept, held = list(parts)[fold - 1]
-        return replace(self, train=self.train.take(kept), test=self.train.take(held))
+        return self._hold_out("test", in_fold(self, fold, folds, seed, group))
 
     def with_validation(self, fraction: float, seed: int = 0, group: str | None = None) -> "ImageSet":
         """Split a stratified, seeded share of train off for validation, unless the set has validation images.
@@ -230,34 +212,7 @@ class ImageSet:
             raise ValueError(f"validation fraction {fraction} is not within 0..1, 1 left out: use 0.1, say")
         if self.val is not None or fraction == 0:
             return self
-        if group is not None:
-            return self._with_group("val", 1, max(round(1 / fraction), 2), seed, group)
-        from sklearn.model_selection import train_test_split
-
-        labels = self.train.labels
-        counts = np.bincount(labels)
-        rows, single = np.flatnonzero(counts[labels] > 1), np.flatnonzero(counts[labels] == 1)
-        classes = int((counts > 1).sum())
-        if not classes:
-            raise ValueError(
-                f"{self.source}: each of {len(labels)} training images has a label of its own, such as "
-                f"'{self.class_names[labels[0]]}', so none can be held out: if another column has the classes, name "
-                "it, as in DATA:COLUMN; else add images, or set data.val_fraction=0"
-            )
-        taken = max(math.ceil(fraction * len(rows)), classes)  # at least one per class
-        if not 0 < taken <= len(rows) - classes:
-            raise ValueError(
-                f"a validation fraction of {fraction} leaves no image of each class on both sides, of {len(labels)} "
-                f"images in {int((counts > 0).sum())} classes: use another data.val_fraction, or 0 for no validation"
-            )
-        kept, held = train_test_split(rows, test_size=taken, random_state=seed, stratify=labels[rows])
-        for side, other in ((held, kept), (kept, held)):
-            for label in np.setdiff1d(labels[rows], labels[side]):  # so small that its share rounds to zero
-                most = np.bincount(labels[side]).argmax()
-                i, j = np.flatnonzero(labels[side] == most)[0], np.flatnonzero(labels[other] == label)[0]
-                side[i], other[j] = other[j], side[i]
-        kept = np.sort(np.concatenate([kept, single]))
-        return replace(self, train=self.train.take(kept), val=self.train.take(np.sort(held)))
+        return self._hold_out("val", for_validation(self, fraction, seed, group))
 
     def with_train_share(self, share: float, seed: int = 0, group: str | None = None) -> "ImageSet":
         """Keep a stratified, seeded share of the training images, which a larger share has, too, and validation and
@@ -268,100 +223,12 @@ class ImageSet:
         """
         if share == 1:
             return self
-        labels, groups = self.train.labels, np.arange(len(self.train))
-        if group is not None:
-            groups = np.unique(groups_of(self.train.images, group), return_inverse=True)[1]
-        place = np.random.default_rng(seed).permutation(groups.max() + 1)[groups]  # of an image's group in the order
-        kept = np.zeros(groups.max() + 1, bool)
-        for label in np.unique(labels):
-            own = np.flatnonzero(labels == label)
-            first = own[np.argsort(place[own], kind="stable")][: max(round(share * len(own)), 1)]
-            kept[groups[first]] = True
-        return replace(self, train=self.train.take(np.flatnonzero(kept[groups])))
+        return replace(self, train=self.train.take(np.flatnonzero(in_share(self, share, seed, group))))
 
-    def _with_group(self, split: str, part: int, parts: int, seed: int, pattern: str) -> "ImageSet":
-        """Hold out part `part` (from 1) of `parts` of train as `split`: whole groups, stratified as far as possible."""
-        from sklearn.model_selection import StratifiedGroupKFold
-
-        labels = self.train.labels
-        groups = np.unique(groups_of(self.train.images, pattern), return_inverse=True)[1]
-        of_class = np.bincount(np.unique(np.stack([labels, groups]), axis=1)[0])  # groups of each class
-        for label, count in enumerate(of_class if split == "test" else ()):
-            if count == 1:
-                raise ValueError(
-                    f"all images of class '{self.class_names[label]}' fall into one group of data.group "
-                    f"'{pattern}', so none can be held out: use another"
-                )
-            if 0 < count < parts:
-                raise ValueError(
-                    f"class '{self.class_names[label]}' has {count} groups by data.group '{pattern}', fewer than "
-                    f"{parts} folds: use fewer folds"
-                )
-        parts = min(parts, groups.max() + 1, np.bincount(labels).max())  # scikit-learn refuses more
-        held = np.zeros(len(labels), bool)
-        if parts > 1:
-            divide = StratifiedGroupKFold(parts, shuffle=True, random_state=seed).split
-            with warnings.catch_warnings(action="ignore"):  # harmless: some classes with fewer images than parts
-                held[list(divide(labels, labels, groups))[part - 1][1]] = True
-        if split == "val":
-            held = _with_each_class(held, labels, groups)
-        if not held.any():
-            raise ValueError(
-                f"data.group '{pattern}' leaves no group to hold out, as each is the only one of a class: use another, "
-                "or set data.val_fraction=0"
-            )
+    def _hold_out(self, split: str, held: np.ndarray) -> "ImageSet":
+        """Make those training images for which held, bool (N,), is true the images of another split."""
         kept, held = np.flatnonzero(~held), np.flatnonzero(held)
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
-
-
-def _with_each_class(held: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Which images to hold out, bool (N,), so that both sides have each class: whole groups change sides.
-
-    A class of one group stays where it is trained on.
-    """
-    for label in np.setdiff1d(labels, labels[~held]):
-        held = held & (groups != groups[labels == label][0])
-    sizes = np.bincount(groups)
-    for label in np.unique(labels):
-        if label not in labels[held]:
-            own = np.unique(groups[labels == label])
-            for group in own[np.argsort(sizes[own], kind="stable")]:  # the smallest one without which train has all
-                if np.isin(labels[groups == group], labels[~held & (groups != group)]).all():
-                    held = held | (groups == group)
-                    break
-    return held
-
-
-def groups_of(images: Images, pattern: str) -> np.ndarray:
-    """Each image's group, (N,): its value in the column named `pattern`, else the match of `pattern` in its path.
-
-    Raises ValueError if there is none.
-    """
-    if (column := images.column(pattern)) is not None:
-        if empty := int((column == "").sum()):
-            raise ValueError(f"{empty} images have no '{pattern}', as data.group asks for: fill it in")
-        return column
-    found = []
-    for name in images.places():
-        if not (match := re.search(pattern, name)):
-            raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
-        group = match[1] if match.re.groups else match[0]
-        if group is None:
-            raise ValueError(
-                f"data.group '{pattern}' finds something in {name}, but not by its first pair of brackets: put one "
-                r"pair around all that tells, such as ((?:patient|control)\d+)"
-            )
-        found.append(group)
-    return np.array(found)
-
-
-def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
-    """`groups_of`, or None, with a warning, if an image has no group: those that are not divided need none."""
-    try:
-        return None if pattern is None else groups_of(images, pattern)
-    except ValueError as error:
-        log.warning("no groups, so that each image counts by itself: %s", error)
-        return None
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:

@@ -3,11 +3,13 @@
 Each `write_*` returns the file, read back from disk, as a function of uint8 images (B, C, H, W) to logits (B, K).
 """
 
+import copy
 import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.messages import first_line
+from vitreous.model.patches import ConvMean
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
@@ -141,9 +144,13 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
 def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]:
     """The module to trace, and an example input: a batch of two, since one would be taken for a constant."""
     example = torch.zeros(2, *bundle.preprocess.shape, dtype=torch.uint8)
+    model = copy.deepcopy(bundle.model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ConvMean):  # a graph would compute its kernel anew for each batch
+            model.set_submodule(name, module.plain())
     if preprocess_inside:
-        return PixelModel(bundle).eval(), example
-    return bundle.model, bundle.preprocess.normalise(example)
+        return PixelModel(replace(bundle, model=model)).eval(), example
+    return model, bundle.preprocess.normalise(example)
 
 
 def _read_onnx(file: Path, preprocess: Preprocess, preprocess_inside: bool) -> Answer:

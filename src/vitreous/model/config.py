@@ -79,7 +79,7 @@ class ViTConfig(BaseModel):
     that have stride 2."""
     stem_pool: bool = False
     """`conv_stem`: halve by the mean of 2 x 2 neighbours after a convolution, not by its stride, which computes only
-    every second of them and so depends on where things lie (Zhang 2019)."""
+    every second of them and so depends on where things lie (after Zhang 2019)."""
     positions: Literal["learned", "sincos", "sincos_learned", "sincos2d", "rope"] = "learned"
     """`learned`; `sincos`, fixed, over the sequence; `sincos_learned`, started as `sincos` and trained; `sincos2d`,
     fixed, half of the width for rows and half for columns; `rope`, queries and keys rotated by row and column."""

@@ -54,11 +54,11 @@ def summarise(config: ViTConfig) -> Summary:
     All tokens count in all blocks, as in published figures, though `ViT.forward` may leave some of the last block out.
     """
     with torch.device("meta"):
-        model = ViT(config).eval()  # one image has no batch statistics
+        model = ViT(config).eval()
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.train()  # so that its mask counts as an activation
-        images = torch.empty(1, config.channels, *config.image_size)
+        images = torch.empty(3, config.channels, *config.image_size)
     parts: dict[str, nn.Module] = {"patches": model.patches, "tokens": model.drop}  # their last step
     for i, block in enumerate(model.blocks):
         parts |= {
@@ -69,7 +69,8 @@ def summarise(config: ViTConfig) -> Summary:
     parts |= {"norm": model.norm, "pool": model.pool, "head": model.head}
 
     shapes = _record_shapes(parts)
-    flops, activation_bytes = _run(model, images)
+    flops, kept = _run(model, images[:2])
+    _, kept_of_three = _run(model, images)  # less those of two: what a batch keeps once is left out
     shapes["tokens"] = shapes["patches"][1], shapes["tokens"][1]
     parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
     parameters["tokens"] = sum(p.numel() for p in model.parameters(recurse=False))
@@ -78,7 +79,7 @@ def summarise(config: ViTConfig) -> Summary:
         Row(name, name.count(".") // 2, *shapes[name], parameters[name], flops.get(f"ViT.{name}", 0)) for name in parts
     ]
     total = sum(p.numel() for p in model.parameters())
-    return Summary(rows, total, flops["Global"], 4 * total, 16 * total, activation_bytes)
+    return Summary(rows, total, flops["Global"], 4 * total, 16 * total, kept_of_three - kept)
 
 
 def render(summary: Summary) -> Table:
@@ -122,7 +123,7 @@ def _record_shapes(parts: dict[str, nn.Module]) -> dict[str, tuple[Shape, Shape]
 
 
 def _run(model: ViT, images: Tensor) -> tuple[dict[str, int], int]:
-    """One forward pass: FLOPs by module path, and the bytes kept for the backward pass.
+    """One forward pass: FLOPs for an image by module path, and the bytes kept for the backward pass of all images.
 
     Of all tokens of the last block, read or not, as figures of ViTs are given elsewhere.
     """
@@ -142,5 +143,5 @@ def _run(model: ViT, images: Tensor) -> tuple[dict[str, int], int]:
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         model(images)
-    flops = {path: sum(by_operator.values()) for path, by_operator in counter.get_flop_counts().items()}
+    flops = {path: sum(by_operator.values()) // len(images) for path, by_operator in counter.get_flop_counts().items()}
     return flops, sum(storage.nbytes() for storage in saved.values())

@@ -13,7 +13,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vitreous.data.check import differs, digest_of_labels, summary
-from vitreous.data.images import ImageSet, groups_of
+from vitreous.data.divide import groups_of
+from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
