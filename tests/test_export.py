@@ -278,7 +278,7 @@ def test_every_part_of_a_model_goes_into_a_graph_and_normalising_too(tmp_path):
 )
 @pytest.mark.parametrize("stem_pool", [False, True])
 def test_a_tiny_model_of_the_architecture_for_cifar_goes_into_every_graph(tmp_path, form, off, stem_pool):
-    stem = {"patch_embedding": "conv_stem", "stem_channels": (4,), "stem_pool": stem_pool}
+    stem = {"patch_embedding": "conv_stem", "stem_channels": (64,), "stem_pool": stem_pool}
     bundle = scrambled(**stem, mlp_conv=True, pool="attention", positions="sincos2d")
     answer = deploy.GRAPHS[form](bundle, tmp_path, False)
     for count in (1, 7):
