@@ -666,7 +666,7 @@ def test_a_cross_validation_is_ended_by_its_folds_alone(vitreous, work, tmp_path
     recipe = tiny_recipe(data={"source": str(work / "photos"), "val_fraction": 0.25, "folds": 2})
     (tmp_path / "recipe.yaml").write_text(recipe.dump())
     code, out, err = vitreous("train", "--finish", "--out", tmp_path)
-    message = f"{tmp_path} is a cross-validation: --finish ends one of its folds, such as {tmp_path / 'fold-1'}"
+    message = f"--finish ends a single run, as a fold of a cross-validation is: {tmp_path / 'fold-1'}, say"
     assert (code, out, err) == (2, "", f"vitreous: {message}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 

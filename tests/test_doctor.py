@@ -55,7 +55,8 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert doctor.findings() == [
         "this processor has no fast bf16 and there is no CUDA GPU: training runs in float32",
-        "Apple's GPU is used where --device mps asks for it, but nothing has been tested on it",
+        "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong "
+        "on it (PyTorch issue 175189): train on the CPU",
         "torch is built for CUDA 13.0 but sees no GPU: check the driver",
     ]
 

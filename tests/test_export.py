@@ -830,8 +830,9 @@ def test_a_shipped_model_needs_a_place_to_go(vitreous, tmp_path, monkeypatch):
     tiny_bundle().save(tmp_path / "models" / "digits")
     monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    code, _, err = vitreous("export", "digits", "timm")
-    assert code == 2 and "digits is a shipped model and has no run folder here: name a folder with --out" in err
+    for name in ("digits", "models/digits"):
+        code, _, err = vitreous("export", name, "timm")
+        assert code == 2 and f"{name} is a shipped model and has no run folder here: name a folder with --out" in err
     assert vitreous("export", "digits", "timm", "--out", "here")[0] == 0
     assert (tmp_path / "here" / "parity.json").is_file()
 

@@ -124,7 +124,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     slower = " (in its time limit a slower machine makes fewer passes)" if recipe.time_limit else ""
     again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and not weights.startswith("hf:"):
-        again += f" --from path/to/{weights}"
+        again += f" --from path/to/{weights}" + (f" --arch {arch}" if (arch := recipe.start.arch) else "")
     if (teacher := recipe.distill.teacher) and not teacher.startswith("hf:"):
         again += f" distill.teacher=path/to/{teacher}"
     return f"""{HUB_HEADER if repo else ""}# {name}

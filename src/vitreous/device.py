@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 PRECISIONS = ("auto", "float32", "bf16", "float16")
+NO_MPS = (
+    "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong on "
+    "it (PyTorch issue 175189): train on the CPU"
+)
 WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time than it saves
 
 
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: the CUDA GPU if there is one, else the CPU, for which `keep_memory` is called.
 
-    Apple's GPUs (`mps`) have to be asked for: torch's gradients of convolutions with channels last, as our stems have
-    them, are wrong there or end the process (PyTorch issues 175189 and 175190; not tried by us). On a CUDA GPU, this
+    Apple's GPUs (`mps`) have to be asked for: see `NO_MPS`. On a CUDA GPU, this
     makes float32 convolutions compute in float32: by default cuDNN rounds to TF32, with 10 bits. Raises ValueError for
     a device that is not available.
     """

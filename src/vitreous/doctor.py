@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
-from vitreous.device import cpu_capabilities, has_fast_bf16, pick_device, pick_precision
+from vitreous.device import NO_MPS, cpu_capabilities, has_fast_bf16, pick_device, pick_precision
 from vitreous.messages import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
@@ -73,7 +73,7 @@ def findings() -> list[str]:
     if not has_fast_bf16(torch.device("cpu")) and not torch.cuda.is_available():
         found.append("this processor has no fast bf16 and there is no CUDA GPU: training runs in float32")
     if torch.backends.mps.is_available():
-        found.append("Apple's GPU is used where --device mps asks for it, but nothing has been tested on it")
+        found.append(NO_MPS)
     if torch.cuda.is_available() and not has_fast_bf16(torch.device("cuda")):
         found.append("this GPU has no bf16 units, so auto means float32: precision=float16 may train faster")
     if installed("torchvision"):

@@ -185,6 +185,34 @@ def sign_flip_p(totals: np.ndarray) -> float:
     return min(float(chance[np.abs(sums) >= abs(totals.sum())].sum()), 1.0)
 
 
+def gain_per_image(totals: np.ndarray, count: int) -> tuple[float, float] | None:
+    """The 95% interval of a gain per image, from the sums over groups of images, integers (n,), of `count` in all.
+
+    By Student's distribution of the groups' mean. None if all groups gain the same.
+    """
+    from scipy.stats import t
+
+    n = len(totals)
+    if n < 2 or not (spread := totals.std(ddof=1)):
+        return None
+    half = t.ppf(0.975, n - 1) * spread * n**0.5 / count
+    return max(totals.sum() / count - half, -1.0), min(totals.sum() / count + half, 1.0)
+
+
+def resampled_t_p(gains: np.ndarray, ratio: float) -> float | None:
+    """Two-sided p of the corrected resampled t-test (Nadeau and Bengio 2003) of how much folds differ, (k,).
+
+    ratio: test images to training images, by which the variance of the mean is raised, as folds share training images.
+    None if all differ by the same.
+    """
+    from scipy.stats import t
+
+    k, spread = len(gains), gains.std(ddof=1)
+    if spread < 1e-12:
+        return None
+    return float(2 * t.sf(abs(gains.mean()) / (spread * (1 / k + ratio) ** 0.5), k - 1))
+
+
 def wilson(hits: float, count: float) -> tuple[float, float]:
     """The 95% Wilson interval (1927) of a share with `hits` of `count`, always within 0..1."""
     if not 0 <= hits <= count or count < 1:

@@ -136,6 +136,8 @@ def test_a_group_that_some_paths_match_otherwise_is_refused(tmp_path):
         ValueError, match=r"finds something in \S+control2_a\.png, but not by its first pair of brackets"
     ):
         groups_of(images, r"patient(\d+)|control(\d+)")
+    with pytest.raises(ValueError, match=r"^data\.group '\(' is neither a column nor a regular expression: missing \)"):
+        groups_of(images, "(")
 
 
 def test_classes_that_read_alike_are_named():
@@ -200,7 +202,7 @@ def test_images_that_are_decoded_batch_by_batch_are_not_searched_for_copies_and_
         "1 class has fewer than 10 training images: 'a' (8)",
         "what is kept is chosen by 3 validation images, which is largely chance: hold out more or none "
         "(data.val_fraction), or cross-validate (--folds)",
-        "copies were not looked for, as the images are decoded batch by batch",
+        "copies were not looked for, as the decoded images are not kept",
     ]
 
 

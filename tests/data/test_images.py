@@ -246,7 +246,7 @@ def test_targets_of_a_dataset_save_reading_its_images():
 
 def test_dataset_classes_are_matched_by_name():
     train = Pairs(pixels(3), [0, 1, 2], classes=["ant", "bee", "cat"])
-    made = ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, 1], classes=["bee", "cat"]))
+    made = ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, 1], classes=np.array(["bee", "cat"])))
     assert made.test.labels.tolist() == [1, 2]
     renamed = ImageSet.from_dataset(
         train, test=Pairs(pixels(2), [0, 1], classes=["bee", "cat"]), class_names=list("xyz")

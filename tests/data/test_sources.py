@@ -225,8 +225,16 @@ def test_images_that_lie_beside_the_classes_are_left_out_and_said(tmp_path, capl
 def test_an_image_beside_the_classes_of_train_is_told_where_it_lies(tmp_path):
     write_folder(tmp_path, {"train/a": 1, "train/b": 1, "test/a": 1, "test/b": 1})
     shutil.copy(tmp_path / "train" / "a" / "000.png", tmp_path / "train")
-    with pytest.raises(ValueError, match="train has images beside folders of classes: move them"):
-        load(tmp_path)
+    for _ in range(2):  # alone, too
+        with pytest.raises(ValueError, match="train has images beside folders of classes: move them"):
+            load(tmp_path)
+        shutil.rmtree(tmp_path / "test", ignore_errors=True)
+
+
+def test_only_known_leftovers_are_no_classes(tmp_path):
+    write_folder(tmp_path, {"a": 1, "b": 1, "__background__": 1, "a/__2023": 1, "__MACOSX": 1, "b/__MACOSX": 1})
+    made = load(tmp_path)
+    assert made.class_names == ("__background__", "a", "b") and made.train.labels.tolist() == [0, 1, 1, 2]
 
 
 def test_folders_beside_train_are_left_out_and_said(tmp_path, caplog):
@@ -362,6 +370,11 @@ def test_rows_of_parquet_files_are_held_out_by_group(tmp_path):
     assert len(kept.train) == len(kept.val) == 4
     sides = [set(split.images.column("patient")) for split in (kept.train, kept.val)]
     assert not sides[0] & sides[1]
+    with pytest.raises(ValueError, match=f"'{tmp_path.name}' is not a column, and finds nothing in x.parquet: row 0"):
+        load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group=tmp_path.name)
+    named = columns | {"dose (mg": patients}  # a column, though no regular expression
+    write_parquet(tmp_path / "x.parquet", named)
+    assert len(load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="dose (mg").val) == 4
     write_parquet(tmp_path / "x.parquet", columns | {"patient": [None, *patients[1:]]})
     with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data\.group asks for: fill it in$"):
         load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="patient")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from scipy.stats import t as student_t
 from scipy.stats import ttest_ind
 from sklearn.metrics import f1_score
 from tiny import csv_rows, stripes, tiny_recipe, tiny_set, write_images
@@ -20,10 +21,13 @@ from vitreous.metrics import wilson
 from vitreous.report import compare
 from vitreous.report.compare import (
     NEW_SEEDS,
+    about_p,
     against,
+    by_fold_against,
     compare_page,
     differences,
     figures,
+    gain_interval,
     judged_apart,
     over_seeds,
     render,
@@ -143,6 +147,16 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     other = recipe.model_copy(update={"seed": 1})  # which cuts other parts of the same images
     fit_folds(other, tiny_set(), out=tmp_path / "cv-1", **quiet)
     assert "points" in against(read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1"), "test")
+    assert by_fold_against(read_run(tmp_path / "cv"), read_run(tmp_path / "cv-1")) is None  # other folds
+    gains = np.array([0.1, -0.05, 0.05, 0, 0.1])
+    better = read_run(tmp_path / "cv")
+    better.results["top1_by_fold"] = [top1 + gain for top1, gain in zip(cross.results["top1"], gains, strict=True)]
+    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 1 / 4)) ** 0.5  # a fifth is tested for four fifths trained on
+    text = f"+4.00 points (p = {2 * student_t.sf(t, 4):.2g})"
+    assert by_fold_against(read_run(tmp_path / "cv"), better) == text
+    compared = figures([read_run(tmp_path / "cv"), better])
+    assert dict(compared)["  by fold, against the first"] == ["", text] and "Nadeau" in about_p(compared)
+    assert by_fold_against(better, replace(better)) == "+0.00 points"
     moved = read_run(tmp_path / "cv-1")  # whose images come in the order of other folds
     elsewhere = {(f"moved/{n}", "", 1): answer for n, answer in enumerate(moved.answered["test"].values())}
     moved.__dict__["answered"] = {"test": elsewhere}
@@ -195,6 +209,9 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(x, y, "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"
     assert against(y, x, "test") == "-50.00 points (2 gained, 8 lost, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
     assert against(x, x, "test") is None and against(x, y, "val") is None
+    half = 2.200985 * (7 * 12 / 11) ** 0.5 / 12  # Student's, 11 degrees of freedom; 10 - 12 (6 / 12)^2 is 7
+    assert gain_interval(x, y, "test") == f"{100 * (0.5 - half):+.2f} to {100 * (0.5 + half):+.2f} points"
+    assert gain_interval(x, x, "test") is gain_interval(x, replace(x), "test") is None
     assert against(x, replace(x), "test") == "+0.00 points (0 gained, 0 lost, p = 1)"
     assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 gained, 2 lost, p = 0.11)"]
     assert against(x, replace(y, data=y.data | {"hash": {"test": "others"}}), "test") is None
@@ -205,6 +222,8 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(*unknown, "test") == "images of other names"
     grouped = [read_run(tmp_path / f"{run}-grouped") for run in "xy"]  # -2, 2, 3, 3: 6 of 16 sums are as far from 0
     assert against(*grouped, "test") == "+50.00 points (8 gained, 2 lost, p = 0.38 by 4 groups)"
+    low, high = gain_interval(*grouped, "test").removesuffix(" points").split(" to ")
+    assert float(low) < 0 and high == "+100.00"
     validated = y.data | {"hash": y.data["hash"] | {"val": "others"}}  # other validation images are another matter
     assert against(x, replace(y, data=validated), "test") == "+50.00 points (8 gained, 2 lost, p = 0.11)"
 
@@ -233,6 +252,7 @@ def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
         (tmp_path / run / "answers.csv").write_text("\n".join([head, *lines]) + "\n")
     x, y = read_run(tmp_path / "x"), read_run(tmp_path / "y")
     assert against(x, y, "test") == "+66.67 points (2 gained, 0 lost, p = 1 by 1 groups)"
+    assert gain_interval(x, y, "test") is None
 
 
 def test_runs_that_differ_in_the_seed_alone_are_summed_up(runs, tmp_path):

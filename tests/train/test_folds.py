@@ -27,6 +27,7 @@ from tiny import (
 )
 
 from vitreous import plots
+from vitreous.data.divide import groups_if_any
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.embedding import embed_split
@@ -198,6 +199,17 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
     strangers = ImageSet.from_arrays(*stripes(6, 2), class_names=("dog", "cat"))  # which are called by no animal
     assert "groups" not in evaluate(run.folder / "fold-1", strangers, device="cpu")
     assert "no groups, so that each image counts by itself: data.group" in caplog.text
+
+
+def test_a_pattern_that_finds_the_same_in_all_paths_finds_no_groups(tmp_path, caplog):
+    write_images(tmp_path / "x", 2)
+    images = load(tmp_path / "x").train.images
+    assert groups_if_any(images, "png") is None  # as the name of a column is in no path, or in all
+    assert caplog.messages == [
+        "no groups, so that each image counts by itself: data.group 'png' is not a column, and finds 'png' in all paths"
+    ]
+    assert set(groups_if_any(images, r"\w+/")) == {f"{name}/" for name in CLASSES}
+    assert groups_if_any(images.take(np.array([0])), "png").tolist() == ["png"]
 
 
 @pytest.mark.parametrize("key", ["start.weights", "distill.teacher"])
@@ -410,6 +422,15 @@ def test_it_is_not_resumed_as_a_single_run(finished, tmp_path):
     with pytest.raises(ValueError, match=r"cv is a cross-validation: go on with it by --folds, or name one of its"):
         fit(tiny_recipe(), tiny_set(), out=out, resume=True, **quiet())
     assert (out / "recipe.yaml").read_bytes() == before and not (out / "model").exists()
+
+
+def test_a_single_run_is_not_resumed_as_one(tmp_path):
+    stop = {"on_step": lambda state, loss: os.kill(os.getpid(), signal.SIGINT)}
+    run = fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", **stop, **quiet())
+    before = (run.folder / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=r"run is a single run: go on with it without folds, or give another folder$"):
+        fit_folds(folds_recipe(), tiny_set(), out=run.folder, resume=True, **quiet())
+    assert (run.folder / "recipe.yaml").read_bytes() == before and not (run.folder / "fold-1").exists()
 
 
 def test_it_is_resumed_by_its_own_recipe_only(finished, tmp_path):

@@ -242,6 +242,10 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     assert "validation images, which did not choose the head." in untested(run.results)
     assert "regularisation was chosen by 5-fold cross-validation" in card and "--from path/to/source" in card
     assert not [file for file in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in file.read_bytes()]
+    recipe = (run.folder / "recipe.yaml").read_text()
+    (run.folder / "recipe.yaml").write_text(recipe.replace("arch: null", "arch: vit_b_16"))
+    write_shared(run.folder, tmp_path / "again", run.results)
+    assert "--from path/to/source --arch vit_b_16\n" in (tmp_path / "again" / "README.md").read_text()
     assert float(row["val_loss"]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)
     assert float(row["train_top1"]) > 0.6 and "learning_rate" not in row
 
@@ -515,6 +519,9 @@ def test_validation_images_that_the_weights_learnt_from_are_told_of_arrays_too(t
     other = read_recipe(tiny_recipe(), [f"start.weights={tmp_path / 'first'}", "data.split_seed=1"])
     fit(other, own, out=tmp_path / "other", **quiet)
     assert f"of 12 validation images are among those that {tmp_path / 'first'} learnt from" in caplog.text
+    larger = load_start(read_recipe(other, ["model.image_size=16"]), CLASSES)
+    assert "images are fitted otherwise than these weights' own, so copies of those cannot be found" in larger.lines
+    assert not len(larger.seen) and len(load_start(other, CLASSES).seen) == 36
 
 
 def test_a_recipe_for_a_set_from_python_is_chosen_like_any_other():

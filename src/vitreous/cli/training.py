@@ -104,8 +104,10 @@ def train(
             f"`vitreous train DATA --{'finish' if finish else 'resume'} --out {shlex.quote(str(out))}`"
         )
     cross = chosen.data.folds is not None and chosen.data.fold is None
+    if folds is not None and not cross:
+        raise ValueError(f"the recipe has data.fold={chosen.data.fold}, one of the folds: for all set data.fold=null")
     if cross and finish:
-        raise ValueError(f"{out} is a cross-validation: --finish ends one of its folds, such as {out / 'fold-1'}")
+        raise ValueError(f"--finish ends a single run, as a fold of a cross-validation is: {out / 'fold-1'}, say")
     begin = fit_folds if cross else partial(fit, finish=finish)
     run = begin(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results:
@@ -144,7 +146,7 @@ def _tell(console: "Console", run: "Run", cross: bool) -> None:
         say(console, f"all {pooled['count']:,} images, each by the model that had not seen it: {share}")
     else:
         if run.results["val"] or run.results["test"]:
-            console.print(results_table(run.results))
+            say(console, results_table(run.results))
             if not run.results["test"]:
                 say(console, untested(run.results))
         else:

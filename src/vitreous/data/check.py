@@ -54,7 +54,7 @@ def check(
         named = shorten([f"'{image_set.class_names[label]}'" for label in lacking], 5)
         findings.append(f"no validation image of class {named}: what is kept is chosen without it")
     if not isinstance(train.images, ArrayImages):
-        return [*findings, "copies were not looked for, as the images are decoded batch by batch"]
+        return [*findings, "copies were not looked for, as the decoded images are not kept"]
     rows = even_rows(len(train.images), SAMPLE)
     brightest = np.median(train.images.pixels[train.images.rows[rows]].max(axis=(1, 2, 3)))
     if brightest <= DARK:  # in most images, as a scale bar or a speck may be brighter

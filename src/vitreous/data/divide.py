@@ -135,11 +135,15 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
         if empty := int((column == "").sum()):
             raise ValueError(f"{empty} images have no '{pattern}', as data.group asks for: fill it in")
         return column
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"data.group '{pattern}' is neither a column nor a regular expression: {error}") from error
     found = []
     for name in images.places():
-        if not (match := re.search(pattern, name)):
+        if not (match := compiled.search(name)):
             raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
-        group = match[1] if match.re.groups else match[0]
+        group = match[1] if compiled.groups else match[0]
         if group is None:
             raise ValueError(
                 f"data.group '{pattern}' finds something in {name}, but not by its first pair of brackets: put one "
@@ -150,9 +154,16 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
 
 
 def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
-    """`groups_of`, or None, with a warning, if an image has no group: those that are not divided need none."""
-    try:
-        return None if pattern is None else groups_of(images, pattern)
-    except ValueError as error:
-        log.warning("no groups, so that each image counts by itself: %s", error)
+    """`groups_of`, or None, with a warning, if it finds none, or the same in all paths: images that are not divided
+    need none."""
+    if pattern is None:
         return None
+    try:
+        groups = groups_of(images, pattern)
+        if len(set(groups)) > 1 or len(groups) == 1 or images.column(pattern) is not None:
+            return groups
+        reason = f"data.group '{pattern}' is not a column, and finds '{groups[0]}' in all paths"
+    except ValueError as error:
+        reason = str(error)
+    log.warning("no groups, so that each image counts by itself: %s", reason)
+    return None

@@ -12,6 +12,7 @@ log = logging.getLogger("vitreous")
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".avif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf"}
+LEFTOVERS = ("__MACOSX", "__pycache__")  # of archives and of code, and no classes
 UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
 UNREAD |= {".raw", ".svg", ".jxl", ".tga", ".psd", ".exr", ".hdr", ".eps", ".ico", ".fits"}  # pictures of other kinds
 UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
@@ -27,7 +28,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     classes_too = [key for key in named if _has_images(inside[key])]  # classes named like a split, as in CIFAR-100
     for key in classes_too:
         within = _subfolders(inside[key]).keys()
-        if within & inside.keys() or (within and len(named) > 1):
+        if within and (within & inside.keys() or len(named) > 1 or len(inside) == 1):
             raise ValueError(f"{inside[key]} has images beside folders of classes: move them")
     splits_of = {key: SPLITS[key.lower()] for key in named if key not in classes_too}
     if "train" in splits_of.values():
@@ -111,9 +112,13 @@ def check_text(path: Path) -> None:
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    """Subfolders by name, sorted; hidden ones and leftovers of archives (`__...`) are left out."""
+    """Subfolders by name, sorted; hidden ones and leftovers of archives are left out."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    return {name: folder / name for name in names if not name.startswith((".", "__"))}
+    return {name: folder / name for name in names if not _left_out(name)}
+
+
+def _left_out(name: str) -> bool:
+    return name.startswith(".") or name in LEFTOVERS
 
 
 def _has_classes(folder: Path, but: Path) -> bool:
@@ -140,7 +145,7 @@ def files_below(folder: Path) -> list[str]:
 
     files, unread, seen = [], [], set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        folders[:] = sorted(name for name in folders if not _left_out(name))
         if (real := os.path.realpath(root)) in seen:  # another link to it, or a loop
             folders.clear()
             continue

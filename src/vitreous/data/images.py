@@ -174,7 +174,8 @@ class ImageSet:
         for key, dataset in others.items():
             if dataset is not None:
                 labels = _dataset_labels(key, dataset)
-                if (names := getattr(dataset, "classes", None)) and (names := as_class_names(names)) != own:
+                names = getattr(dataset, "classes", None)
+                if names is not None and (names := as_class_names(names)) != own:
                     if not 0 <= labels.min() <= labels.max() < len(names):
                         raise ValueError(f"{key} labels {labels.min()}..{labels.max()} exceed 0..{len(names) - 1}")
                     labels = match_labels([names[label] for label in labels], own, key)

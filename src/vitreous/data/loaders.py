@@ -182,7 +182,7 @@ def decode(
     """The split with its images decoded and fitted: uint8 (N, C, H, W), in memory or memory-mapped.
 
     cache: a folder that keeps decoded images for the next time. Images that fit already are returned as they are, and
-    so is a set that fits neither on the disk nor into 2 GiB of memory: it is decoded whenever it is read. Raises
+    so is a set of more than 2 GiB that no folder keeps: it is decoded whenever it is read. Raises
     BrokenImage if images cannot be read; with skip_broken they are left out, with their labels.
     """
     images = split.images
@@ -198,7 +198,7 @@ def decode(
         array = np.empty((len(images), *preprocess.shape), np.uint8)
         broken = _decode_all(images, preprocess, array, progress)
     else:
-        log.warning("%.1f GB of images are decoded whenever they are read", _bytes(images, preprocess) / 1e9)
+        log.warning("%.1f GB of decoded images are not kept: they are decoded anew", _bytes(images, preprocess) / 1e9)
         if skip_broken:
             broken = _decode_all(images, preprocess, None, progress)
 

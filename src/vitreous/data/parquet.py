@@ -97,6 +97,9 @@ class ParquetImages(Images):
         file, _ = self.groups[self._group(row)]
         return f"{self.files[file]}: row {row - self.firsts[file]}"
 
+    def _place(self, row):
+        return Path(self._name(row)).name
+
     def _sample_rows(self):  # from a few row groups, as each costs a read; files may be sorted by class
         group = np.searchsorted(self.starts, self.rows, side="right")
         there = np.unique(group)

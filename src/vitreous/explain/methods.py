@@ -41,13 +41,14 @@ def explanation_maps(
     DATA`, docs/measurements.md). The test removes patches to the mean colour, from which the default starts.
     """
     check_choice(model, method, layer, head, against is not None)
-    if target is None:
-        with torch.no_grad(), evaluating(model):
-            target = model(images).argmax(dim=1)
     if method == "integrated_gradients":
+        if target is None:
+            with torch.no_grad(), evaluating(model):
+                target = model(images).argmax(dim=1)
         return to_share(integrated_gradients(model, images, target, against=against).clamp(min=0))
     with torch.set_grad_enabled(method in ("gradient_rollout", "grad_cam")):
         seen = open_pass(model, images)
+        target = seen.logits.argmax(dim=1) if target is None else target
         score = scores_of(seen.logits, target, against).sum()
     layer, prefix = layer or model.config.depth, model.config.prefix
     attention = [weights.detach() for weights in seen.attention]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vitreous.card import CARD, LIBRARY, finished, write_shared
 from vitreous.files import path_of
 from vitreous.messages import first_line
-from vitreous.weights.bundle import CONFIG, SHIPPED, WEIGHTS, check_named, is_shipped
+from vitreous.weights.bundle import CONFIG, WEIGHTS, check_named, is_shipped
 
 
 class Pushed(NamedTuple):
@@ -30,7 +30,7 @@ def push_run(run: os.PathLike[str] | str, repo: str, *, private: bool = False, d
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ValueError(f"'{repo}' is not a repository of the Hub: write owner/name")
     check_named(run)
-    if is_shipped(run) or path_of(run).resolve().parent == SHIPPED.resolve():
+    if is_shipped(run):
         raise ValueError(f"{run} is a shipped model, and those are not pushed: name your own run")
     run = path_of(run)
     results = finished(run)

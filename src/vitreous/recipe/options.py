@@ -126,10 +126,6 @@ class DataOptions(Section):
             raise ValueError(f"data.fold is {self.fold}, but data.folds is not given: give data.folds too")
         if self.fold is not None and self.fold > self.folds:
             raise ValueError(f"data.fold is {self.fold}, but data.folds is {self.folds}: choose 1 to {self.folds}")
-        try:
-            re.compile(self.group or "")
-        except re.error as error:
-            raise ValueError(f"group '{self.group}' is not a regular expression: {error}") from error
         return self
 
 

@@ -42,7 +42,7 @@ class Recipe(Section):
     precision: Literal["auto", "float32", "bf16", "float16"] = "auto"
     """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32. `float16`:
     the same in float16, with scaled gradients, for GPUs older than bf16."""
-    compile: bool | Literal["auto", "reduce-overhead"] = "auto"
+    compile: Literal[True, False, "auto", "reduce-overhead"] = "auto"
     """Compile the model's passes with `torch.compile`; `auto`: on a GPU, for a run of 5,000 steps or more.
     `reduce-overhead`: with CUDA graphs too, for one process."""
     patience: PositiveInt | None = None

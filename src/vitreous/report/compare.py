@@ -1,7 +1,6 @@
 """Compare finished runs: figures with intervals, cost, and where their recipes differ."""
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from vitreous.files import path_of
 from vitreous.messages import shorten
-from vitreous.metrics import NAMES, figure_text, sign_flip_p, top1_interval
+from vitreous.metrics import NAMES, figure_text, gain_per_image, resampled_t_p, sign_flip_p, top1_interval
 from vitreous.page import write_page
 from vitreous.report.charts import COLORS, Line, interval_chart, line_chart
 from vitreous.report.finished import Finished
@@ -30,7 +29,8 @@ GAINED = (  # what the rows with p-values say
     "models would differ at least as much, so a large p says that this difference may well be chance."
 )
 NEW_SEEDS = "Intervals over seeds are about new seeds on these same images."
-AGAINST = "  against the first"  # the name of the rows with p-values
+AGAINST = "  against the first"  # the names of the rows with p-values
+BY_FOLD = "  by fold, against the first"
 
 
 def figures(runs: Sequence[Finished]) -> Rows:
@@ -59,15 +59,18 @@ def figures(runs: Sequence[Finished]) -> Rows:
         row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
         row(AGAINST, lambda run: against(runs[0], run, "test")),
+        row("    95% interval", lambda run: gain_interval(runs[0], run, "test")),
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
+        row(BY_FOLD, lambda run: by_fold_against(runs[0], run)),
         row("test F1, macro", of("test", "f1_macro")),
         row("test AUROC, macro", of("test", "auroc")),
         row("test AUROC by fold, mean ± sd", lambda run: run.results.get("auroc_by_fold")),
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
         row(AGAINST, lambda run: against(runs[0], run, "val")),
+        row("    95% interval", lambda run: gain_interval(runs[0], run, "val")),
         row("validation F1, macro", of("val", "f1_macro")),
-        row("test loss", of("test", "loss")),
+        row("test loss, at temperature 1", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
         row("test images", of("test", "count")),
         row("  effective sample size", of("test", "effective_count")),
@@ -83,9 +86,49 @@ def figures(runs: Sequence[Finished]) -> Rows:
 def against(first: Finished, run: Finished, split: str) -> str | None:
     """How much better a run does on the same images: those only it gets right against those only the first run does.
 
-    p: how often equally good models would differ as much, by an exact sign test over the images (McNemar 1947), or over
-    their groups if they come in groups. Images are paired by name, or by order if their pixels and labels are the same.
-    None if they are not known to be the same.
+    p: how often equally good models would differ as much, by McNemar's test in its exact form, or if the images come in
+    groups by a sign-flip test of their sums. None, or why not, if the images are not known to be the same.
+    """
+    found = _gains(first, run, split)
+    if not isinstance(found, np.ndarray):
+        return found
+    p = sign_flip_p(found[:, 0] - found[:, 1])
+    gained, lost, count = found.sum(axis=0)
+    groups = f" by {len(found):,} groups" if len(found) < count else ""
+    return f"{100 * (gained - lost) / count:+.2f} points ({gained} gained, {lost} lost, p = {p:.2g}{groups})"
+
+
+def gain_interval(first: Finished, run: Finished, split: str) -> str | None:
+    """The 95% interval of what `against` says, over images drawn anew, or groups of them; None if that tells nothing."""
+    found = _gains(first, run, split)
+    if not isinstance(found, np.ndarray):
+        return None
+    interval = gain_per_image(found[:, 0] - found[:, 1], found[:, 2].sum())
+    return interval and f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f} points"
+
+
+def by_fold_against(first: Finished, run: Finished) -> str | None:
+    """How much better a cross-validation does than another one on the same folds.
+
+    p by the corrected resampled t-test of Nadeau and Bengio (2003), which allows for the training images that folds
+    share. None if the folds are not the same.
+    """
+    if run is first or not (first.is_cross and run.is_cross):
+        return None
+    same = all(first.recipe[key] == run.recipe[key] for key in ("data.folds", "data.split_seed", "data.group"))
+    if not same or not isinstance(_gains(first, run, "test"), np.ndarray):
+        return None
+    gains = np.subtract(run.results["top1_by_fold"], first.results["top1_by_fold"])
+    p = resampled_t_p(gains, 1 / (len(gains) - 1))
+    return f"{100 * gains.mean():+.2f} points" + ("" if p is None else f" (p = {p:.2g})")
+
+
+def _gains(first: Finished, run: Finished, split: str) -> np.ndarray | str | None:
+    """Of each group of images (without groups: of each image), how many only `run` gets right, how many only `first`
+    does, and how many there are: (n, 3).
+
+    Images are paired by name, or by order if their pixels and labels are the same. None, or why not, if they are not
+    known to be the same.
     """
     if run is first or judged_apart((first, run), (split,)):
         return None
@@ -99,23 +142,29 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
         if run.is_cross or digest is None or digest != other or len(ours) != len(theirs):
             return "images of other names"
         theirs = dict(zip(ours, theirs.values(), strict=True))  # the folder was moved or is elsewhere
-    gains = {image: theirs[image][0] - right for image, (right, _) in ours.items()}
-    by_group = Counter()
-    for image, gain in gains.items():
-        by_group[ours[image][1] or theirs[image][1] or image[0]] += gain
-    gained, lost = (list(gains.values()).count(gain) for gain in (1, -1))
-    p = sign_flip_p(np.array(list(by_group.values())))
-    groups = f" by {len(by_group):,} groups" if len(by_group) < len(gains) else ""
-    return f"{100 * (gained - lost) / len(ours):+.2f} points ({gained} gained, {lost} lost, p = {p:.2g}{groups})"
+    by_group: dict[str, np.ndarray] = {}
+    for image, (right, group) in ours.items():
+        found = by_group.setdefault(group or theirs[image][1] or image[0], np.zeros(3, int))
+        found += (theirs[image][0] > right, theirs[image][0] < right, 1)
+    return np.array(list(by_group.values()))
 
 
 def about_p(rows: Rows) -> str:
-    """A sentence on the p-values among the texts of `figures`; "" where there are none."""
-    values = [text for name, texts in rows if name == AGAINST for text in texts if "p = " in text]
-    if not values:
+    """Sentences on the p-values among the texts of `figures`; "" where there are none."""
+    found, split = {AGAINST: [], BY_FOLD: []}, ""
+    for name, texts in rows:
+        split = name if name[0] != " " else split
+        found.get(name, []).extend(split for text in texts if "p = " in text)
+    if not (values := found[AGAINST]):
         return ""
     about = "p is about these trained models on these images: another seed is another model."
-    return about if len(values) == 1 else f"{about} These {len(values)} are not corrected for multiple comparisons."
+    if "validation top-1" in values:
+        about += " That of validation images is too small, as they chose the epochs."
+    if found[BY_FOLD]:
+        about += " By fold, it allows for the training images that folds share (Nadeau and Bengio 2003)."
+    if len(values) > 1:
+        about += f" These {len(values)} are not corrected for multiple comparisons."
+    return about
 
 
 def differences(runs: Sequence[Finished]) -> Rows:

@@ -126,4 +126,4 @@ def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
 
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
     areas = {"auroc_by_fold": spread("auroc")} if "auroc" in folds else {}
-    return {"test": folds["pooled"], "by_fold": spread("top1"), **areas, **cost}
+    return {"test": folds["pooled"], "by_fold": spread("top1"), "top1_by_fold": folds["top1"], **areas, **cost}

@@ -228,8 +228,7 @@ class Job:
 
     def _features_by_split(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Features (N, D) and labels (N,) of `train` and, if there are validation images, of `val`."""
-        splits = {"train": self.plain_batches, "val": self.val_batches}
-        return {name: (self.features(part), part.labels) for name, part in splits.items() if part is not None}
+        return {name: (self.features(part), part.labels) for name, part in self._plain_by_split().items()}
 
     def features(self, batches: Batches, count: int | None = None) -> Tensor:
         """Features (N, D) of a split's images, or of the first `count`."""
@@ -322,8 +321,12 @@ class Job:
 
     def _labels(self) -> dict[str, str]:
         """`digest_of_labels` of `train` and, if there are validation images, of `val`."""
+        return {name: digest_of_labels(part) for name, part in self._plain_by_split().items()}
+
+    def _plain_by_split(self) -> dict[str, Batches]:
+        """The images as they are, of `train` and, if there are validation images, of `val`."""
         splits = {"train": self.plain_batches, "val": self.val_batches}
-        return {name: digest_of_labels(part) for name, part in splits.items() if part is not None}
+        return {name: part for name, part in splits.items() if part is not None}
 
     def write_model(self, model: nn.Module) -> None:
         """Write these weights as the run's model."""

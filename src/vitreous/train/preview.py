@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitreous.augment import mix
 from vitreous.data.check import are_among, check, copies_among
+from vitreous.device import NO_MPS
 from vitreous.messages import duration, shorten
 from vitreous.recipe import Recipe
 from vitreous.train.folder import FIRST_BATCH, optional
@@ -67,6 +68,8 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
         balance=None if probe else options.balance,
     )
     findings = [*seen.values(), *findings]
+    if job.engine.device.type == "mps":
+        findings.append(NO_MPS)
     weights = job.recipe.start.weights
     if job.start and job.val_batches and weights not in seen:
         images = job.val_batches.images

@@ -11,6 +11,7 @@ import psutil
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from vitreous.messages import duration
 from vitreous.metrics import NAMES
@@ -24,10 +25,10 @@ log = logging.getLogger("vitreous")
 DECODING_SECONDS = 5  # between two lines
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it is, without wrapping. A closed pipe or terminal does not end the run."""
+def say(console: Console, text: str | Table) -> None:
+    """Print a line as it is, without wrapping, or a table. A closed pipe or terminal does not end the run."""
     try:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, soft_wrap=isinstance(text, str))
     except OSError:
         pass
     except SystemExit as error:

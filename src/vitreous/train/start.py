@@ -17,6 +17,7 @@ from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess, same_channels
 from vitreous.recipe import DataOptions, Recipe, flat
+from vitreous.weights.bundle import find_bundle, read_config
 from vitreous.weights.load import load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
@@ -151,7 +152,11 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     white = bundle.preprocess.white if recipe.data.white is None else recipe.data.white
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0, white=white).model_copy(update={"model": config})
     preprocess = bundle.preprocess.model_copy(update={"fit": fit, "white": white})
-    return Start(fitted, model, preprocess, facts, lines, learnt_hashes(options.weights))
+    seen = learnt_hashes(options.weights)
+    if len(seen) and preprocess != read_config(find_bundle(options.weights))[1]:
+        lines.append("images are fitted otherwise than these weights' own, so copies of those cannot be found")
+        seen = seen[:0]
+    return Start(fitted, model, preprocess, facts, lines, seen)
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -196,7 +196,7 @@ def check_named(run: os.PathLike[str] | str) -> None:
 def is_shipped(run: os.PathLike[str] | str) -> bool:
     """Whether a name refers to a shipped bundle; a local run or bundle of the same name takes precedence."""
     try:
-        return find_bundle(run).parent == SHIPPED
+        return find_bundle(run).resolve().parent == SHIPPED.resolve()
     except ValueError:  # not a bundle: weights of another library, or a cross-validation
         return False
 
