@@ -54,7 +54,8 @@ def headline(results: dict[str, dict]) -> str:
     reported = [f"{100 * said['top1']:.1f}% ({said['time']})" for said in authors]
     compact = " and ".join(f"{100 * top1:.1f}%" for top1 in COMPACT.values())
     return (
-        f"From scratch, a ViT of 3.6 million parameters with a convolutional stem has **{ten} top-1 on CIFAR-10** "
+        "From scratch, a ViT of 3.6 million parameters with a convolutional stem, a 3 x 3 convolution in each MLP and "
+        f"pooling by attention has **{ten} top-1 on CIFAR-10** "
         f"after {seconds[0]} s ({passes[0]} passes, one run) and **{hundred} on CIFAR-100** after {seconds[1]} s "
         f"({passes[1]} passes, mean of two runs), on one {gpu} where torch has compiled it before; one model of each "
         "ships here. On two CPU cores smaller ones have "
@@ -63,8 +64,10 @@ def headline(results: dict[str, dict]) -> str:
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale, on CIFAR-10 and "
         "CIFAR-100:\n\n"
         f"- a [demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}\n"
-        "- Compact Transformers (CCT-7/3x1 of Hassani et al. 2021, 3.8 million parameters), from which stem and "
-        f"pooling come, report {compact} after 300 epochs, 98.0% and 82.9% after 5,000"
+        "- Compact Transformers (CCT-7/3x1 of Hassani et al. 2021, 3.8 million parameters), from which that pooling "
+        f"comes, report {compact} after 300 epochs, 98.0% and 82.9% after 5,000\n"
+        "- a convolutional network made for speed (Jordan 2024), from which whitening and alternating flips come, "
+        "reports 94% on CIFAR-10 in 3.3 s and 96% in 46 s on one NVIDIA A100, averaging over views of each test image"
     )
 
 
@@ -332,10 +335,16 @@ def scaling_tables(scaling: dict) -> str:
 
 
 def faithfulness_table(results: list[dict]) -> str:
-    """Insertion area minus deletion area of each method on each model: larger is better."""
-    areas = [{name: found["difference"] for name, found in r["areas"].items()} for r in results]
-    methods = sorted(areas[0], key=lambda name: -areas[0][name]["mean"])
-    rows = [[f"`{name}`", *(f"{a[name]['mean']:.2f} ± {a[name]['se']:.2f}" for a in areas)] for name in methods]
+    """Insertion area minus deletion area of each method on each model, and both: a larger difference is better."""
+    areas = [r["areas"] for r in results]
+
+    def cell(found: dict) -> str:
+        difference, deletion, insertion = (found[key] for key in ("difference", "deletion", "insertion"))
+        both = f"{deletion['mean']:.2f}, {insertion['mean']:.2f}"
+        return f"{difference['mean']:.2f} ± {difference['se']:.2f} ({both})"
+
+    methods = sorted(areas[0], key=lambda name: -areas[0][name]["difference"]["mean"])
+    rows = [[f"`{name}`", *(cell(a[name]) for a in areas)] for name in methods]
     return markdown(
         ["method", *(f"{EXPLAINED[r['run']]}, {r['images']} images, {r['top1']:.1%} right" for r in results)], rows
     )

@@ -99,7 +99,7 @@ def against(first: Finished, run: Finished, split: str) -> str | None:
 
 
 def gain_interval(first: Finished, run: Finished, split: str) -> str | None:
-    """The 95% interval of what `against` says, over images drawn anew, or groups of them; None if that tells nothing."""
+    """The 95% interval of what `against` says, over images drawn anew, or groups of them; None if it tells nothing."""
     found = _gains(first, run, split)
     if not isinstance(found, np.ndarray):
         return None

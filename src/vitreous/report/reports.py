@@ -100,8 +100,8 @@ def folds_report(
         "trained in": duration(sum(results["train_seconds"])),
     }
     note = (
-        "Each image is answered by the model that had not seen it. The interval is about which images there are; how "
-        "much folds differ, the standard deviation tells."
+        "Each image is answered by the model that had not seen it. The interval is about which images are asked, not "
+        "about other training images; how much folds differ, the standard deviation tells."
     )
     sections = [
         results_of({"folds": results["pooled"]}, [sum(part.confusion for part in parts)], tiles, note),
