@@ -1,7 +1,8 @@
-"""Attention and linear maps, each in both forms: the tables behind `products_are_faster` and `convolution_is_faster`.
+"""What can be computed in two forms: attention and linear maps, the tables behind `products_are_faster` and
+`convolution_is_faster`, and a convolution with the mean after it, apart and as one (`ConvMean`).
 
-python benchmarks/forms.py            # ten minutes on two cores; writes results/attention-avx2.json or the like,
-                                      # and results/linear-avx2.json
+python benchmarks/forms.py            # a quarter of an hour on two cores; writes results/attention-avx2.json or the
+                                      # like, results/linear-avx2.json and results/pool-avx2.json
 python benchmarks/forms.py --quick    # seconds, on small shapes; writes nothing
 """
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from vitreous.device import pick_device, pick_precision
 from vitreous.model.attention import attention_weights
 from vitreous.model.linear import as_convolution
+from vitreous.model.patches import mean_of_shifts
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -41,6 +43,14 @@ def fused(qkv: Tensor) -> Tensor:
 def products(qkv: Tensor) -> Tensor:
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     return attention_weights(q, k) @ v.contiguous()
+
+
+def apart(images: Tensor, weight: Tensor) -> Tensor:
+    return F.avg_pool2d(F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1), 2)
+
+
+def as_one(images: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(images.permute(0, 3, 1, 2), mean_of_shifts(weight, (2, 2)), stride=2, padding=1)
 
 
 SUBJECTS = {
@@ -70,6 +80,19 @@ SUBJECTS = {
         [(8, 49, 64, 128), (8, 65, 128, 64)],
         {"linear": F.linear, "convolution": as_convolution},
         lambda shape: [shape[:3], (shape[3], shape[2]), shape[3:]],  # tokens, weight, bias
+    ),
+    "pool": Subject(
+        "B, H, W, C, D",
+        [
+            (128, 32, 32, 32, 64),
+            (128, 24, 24, 32, 64),
+            (128, 16, 16, 64, 192),
+            (128, 12, 12, 64, 192),
+            (512, 32, 32, 64, 128),
+        ],
+        [(8, 8, 8, 4, 8)],
+        {"apart": apart, "as one": as_one},
+        lambda shape: [shape[:4], (shape[4], shape[3], 3, 3)],  # images with channels last, weight
     ),
 }
 
@@ -122,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small shapes, few rounds, no file")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", choices=list(SUBJECTS), help="one of the two")
+    parser.add_argument("--only", choices=list(SUBJECTS), help="one of them")
     options = parser.parse_args()
     device = pick_device(options.device)
     rounds, calls = (3, 1) if options.quick else (15, 3)
