@@ -335,7 +335,7 @@ def scaling_tables(scaling: dict) -> str:
 
 
 def faithfulness_table(results: list[dict]) -> str:
-    """Insertion area minus deletion area of each method on each model, and both: a larger difference is better."""
+    """Insertion area minus deletion area of each method on each model, the more the better, and both areas."""
     areas = [r["areas"] for r in results]
 
     def cell(found: dict) -> str:

@@ -797,6 +797,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe r.yaml --out photos/train/x", "photos/train/x lies within the data, of which it would"),
         ("train photos/test --recipe r.yaml --out photos/test/x", "photos/test/x lies within the data, of which"),
         ("train photos/test --folds 2 --out photos/test/x", "photos/test/x lies within the data, of which it would"),
+        ("train photos --recipe r.yaml --folds 2 data.fold=1", "the recipe has data.fold=1, one of the folds: for all"),
         ("evaluate nowhere", "no model 'nowhere' here: give a run folder"),
         ("evaluate photos", "photos holds no weight file: give one of them, or a folder with model.safetensors"),
         ("evaluate run nowhere", "'nowhere' is not a file or folder here"),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binomtest, sem, ttest_1samp
+from scipy.stats import t as student_t
 
 from vitreous.metrics import (
     NAMES,
@@ -19,8 +20,10 @@ from vitreous.metrics import (
     confusion,
     figure_text,
     fit_temperature,
+    gain_per_image,
     group_figures,
     reliability,
+    resampled_t_p,
     share_interval,
     sign_flip_p,
     top1_interval,
@@ -218,6 +221,24 @@ def test_of_single_images_the_sign_test_is_mcnemars(counts):
     totals = np.array([1] * gained + [-1] * lost + [0] * 5)
     expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1
     assert sign_flip_p(totals) == pytest.approx(expected)
+
+
+def test_the_interval_of_a_gain_is_students_over_groups():
+    totals, sizes = np.array([3, -1, 2, 0]), np.array([4, 4, 4, 4])
+    low, high = gain_per_image(totals, sizes)
+    of_a_mean = student_t.interval(0.95, 3, loc=(totals / 4).mean(), scale=sem(totals / 4))
+    assert (low, high) == pytest.approx(of_a_mean)
+    assert gain_per_image(np.array([1, 2, 4]), np.array([2, 4, 8])) is None  # each half an image per image
+    assert gain_per_image(np.array([2]), np.array([3])) is None
+    assert gain_per_image(np.array([3, 0]), np.array([3, 3])) == (-1, 1)
+
+
+def test_folds_that_share_training_images_raise_p():
+    gains = np.array([0.02, 0.01, 0.03, -0.01, 0.02])
+    independent = resampled_t_p(gains, 0)
+    assert independent == pytest.approx(ttest_1samp(gains, 0).pvalue)
+    assert resampled_t_p(gains, 1 / 4) == pytest.approx(2 * student_t.sf(ttest_1samp(gains, 0).statistic / 1.5, 4))
+    assert resampled_t_p(np.full(5, 0.1), 1 / 4) is None  # 1.5 is the root of 5 (1/5 + 1/4)
 
 
 def test_of_groups_the_sign_test_counts_every_choice_of_signs():

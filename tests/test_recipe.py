@@ -228,7 +228,7 @@ def test_a_fault_in_the_file_is_the_files_even_with_overrides(written):
         ("data.group=null", lambda r: r.data.group, None),
         ("distill.teacher=2024-05-01", lambda r: r.distill.teacher, "2024-05-01"),
         ("distill.teacher=runs/my run #2", lambda r: r.distill.teacher, "runs/my run #2"),
-        ("compile=off", lambda r: r.compile, False),
+        ("compile=false", lambda r: r.compile, False),
         ("compile=true", lambda r: r.compile, True),
         ("compile=reduce-overhead", lambda r: r.compile, "reduce-overhead"),
     ],

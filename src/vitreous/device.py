@@ -25,9 +25,8 @@ WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time 
 def pick_device(name: str = "auto") -> torch.device:
     """`auto`: the CUDA GPU if there is one, else the CPU, for which `keep_memory` is called.
 
-    Apple's GPUs (`mps`) have to be asked for: see `NO_MPS`. On a CUDA GPU, this
-    makes float32 convolutions compute in float32: by default cuDNN rounds to TF32, with 10 bits. Raises ValueError for
-    a device that is not available.
+    Apple's GPUs (`mps`) have to be asked for: see `NO_MPS`. On a CUDA GPU, this makes float32 convolutions compute in
+    float32: by default cuDNN rounds to TF32, with 10 bits. Raises ValueError for a device that is not available.
     """
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     available = [kind for kind, found in there.items() if found]

@@ -181,12 +181,13 @@ def answer_head(class_names: Sequence[str]) -> tuple[str, ...]:
 
 def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
     """Each image's columns: its location, and the probabilities of answer and class, are among them."""
-    probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1).tolist()
+    probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
-        shares = [f"{probabilities[i][k]:.6g}" for k in (answer, label)]
+        row = probabilities[i].tolist()
+        shares = [f"{row[k]:.6g}" for k in (answer, label)]
         group = "" if judged.groups is None else judged.groups[i]
-        each = [f"{share:.6g}" for share in probabilities[i]] if len(names) <= EACH else []
+        each = [f"{share:.6g}" for share in row] if len(names) <= EACH else []
         where = judged.name, judged.rows[i], judged.images.describe(i)
         yield *where, names[label], names[answer], *shares, group, *each
 

@@ -185,18 +185,20 @@ def sign_flip_p(totals: np.ndarray) -> float:
     return min(float(chance[np.abs(sums) >= abs(totals.sum())].sum()), 1.0)
 
 
-def gain_per_image(totals: np.ndarray, count: int) -> tuple[float, float] | None:
-    """The 95% interval of a gain per image, from the sums over groups of images, integers (n,), of `count` in all.
+def gain_per_image(totals: np.ndarray, sizes: np.ndarray) -> tuple[float, float] | None:
+    """The 95% interval of the gain per image, from the gains and the sizes of groups of images, (n,) each.
 
-    By Student's distribution of the groups' mean. None if all groups gain the same.
+    By Student's distribution, the variance as in `group_figures`. None if each group gains the same per image.
     """
     from scipy.stats import t
 
-    n = len(totals)
-    if n < 2 or not (spread := totals.std(ddof=1)):
+    n, N = len(totals), sizes.sum()
+    gain = totals.sum() / N
+    squares = np.square(totals - gain * sizes).sum()
+    if squares < 1e-12:
         return None
-    half = t.ppf(0.975, n - 1) * spread * n**0.5 / count
-    return max(totals.sum() / count - half, -1.0), min(totals.sum() / count + half, 1.0)
+    half = t.ppf(0.975, n - 1) * (n / (n - 1) * squares) ** 0.5 / N
+    return max(gain - half, -1.0), min(gain + half, 1.0)
 
 
 def resampled_t_p(gains: np.ndarray, ratio: float) -> float | None:

@@ -372,6 +372,10 @@ def test_rows_of_parquet_files_are_held_out_by_group(tmp_path):
     assert not sides[0] & sides[1]
     with pytest.raises(ValueError, match=f"'{tmp_path.name}' is not a column, and finds nothing in x.parquet: row 0"):
         load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group=tmp_path.name)
+    for site in range(4):
+        half = {name: values[2 * site : 2 * site + 2] for name, values in columns.items()}
+        write_parquet(tmp_path / "y" / f"site{site}.parquet", half)
+    assert len(load(tmp_path / "y").with_validation(0.5, group=r"^(site\d)\.").val) == 4
     named = columns | {"dose (mg": patients}  # a column, though no regular expression
     write_parquet(tmp_path / "x.parquet", named)
     assert len(load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="dose (mg").val) == 4

@@ -210,7 +210,7 @@ def test_runs_on_the_same_images_are_compared_by_the_answers_that_differ(runs, t
     assert against(y, x, "test") == "-50.00 points (2 gained, 8 lost, p = 0.11)"  # 2 (1 + 10 + 45) / 2**10
     assert against(x, x, "test") is None and against(x, y, "val") is None
     half = 2.200985 * (7 * 12 / 11) ** 0.5 / 12  # Student's, 11 degrees of freedom; 10 - 12 (6 / 12)^2 is 7
-    assert gain_interval(x, y, "test") == f"{100 * (0.5 - half):+.2f} to {100 * (0.5 + half):+.2f} points"
+    assert gain_interval(x, y, "test") == f"{100 * (0.5 - half):+.2f} to +100.00 points"
     assert gain_interval(x, x, "test") is gain_interval(x, replace(x), "test") is None
     assert against(x, replace(x), "test") == "+0.00 points (0 gained, 0 lost, p = 1)"
     assert dict(figures([x, y]))["  against the first"] == ["", "+50.00 points (8 gained, 2 lost, p = 0.11)"]

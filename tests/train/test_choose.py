@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny import tiny_recipe, tiny_set, write_images
+from tiny import tiny_bundle, tiny_recipe, tiny_set, write_images
 
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
 from vitreous.recipe import read_recipe
 from vitreous.train import choose
 from vitreous.train.choose import choose_recipe, fit_to_data, recipe_for, with_data
+from vitreous.weights import bundle as bundle_module
 
 
 def images(count, side=32):
@@ -245,3 +246,12 @@ def test_a_relative_source_becomes_absolute_so_that_it_holds_anywhere(photos, mo
         assert with_data(recipe, data)[0].data.source == f"{photos}/list.csv:kind"
     assert with_data(recipe, tiny_set())[0].data.source is None
     assert with_data(tiny_recipe(data={"source": "digits"}), None)[0].data.source == "digits"
+
+
+def test_weights_are_named_so_that_any_folder_finds_them(tmp_path, monkeypatch):
+    tiny_bundle().save(tmp_path / "models" / "stripes")
+    monkeypatch.setattr(bundle_module, "SHIPPED", tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stripes").mkdir()  # of images, say
+    assert choose.lasting("stripes") == "stripes"
+    assert choose.lasting("models/stripes") == str(tmp_path / "models" / "stripes")

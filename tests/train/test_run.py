@@ -53,6 +53,7 @@ from vitreous.data import loaders
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
+from vitreous.device import NO_MPS
 from vitreous.evaluation import evaluate, judge
 from vitreous.metrics import fit_temperature
 from vitreous.model import ViT
@@ -62,6 +63,7 @@ from vitreous.recipe import make_recipe, read_recipe
 from vitreous.train import folder as folder_module
 from vitreous.train import job as job_module
 from vitreous.train import loop, outcome, preview, signals
+from vitreous.train import run as run_module
 from vitreous.train import state as state_module
 from vitreous.train.engine import Engine
 from vitreous.train.folder import alone, check_claim, claimed
@@ -2159,3 +2161,16 @@ def test_digits_are_learnt_by_the_shipped_recipe(tmp_path):
     recipe = read_recipe("digits", ["epochs=10", "precision=float32"])
     run = fit(recipe, out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert run.results["test"]["count"] == 360 and run.results["test"]["top1"] > 0.9
+
+
+def test_on_apples_gpu_a_warning_says_what_is_not_known(tmp_path, monkeypatch, caplog):
+    whole = run_module.describe
+
+    def on_apples(job, *given, **named):
+        with monkeypatch.context() as patch:
+            patch.setattr(job.engine, "device", torch.device("mps"))
+            whole(job, *given, **named)
+
+    monkeypatch.setattr(run_module, "describe", on_apples)
+    fit(tiny_recipe(epochs=1), tiny_set(), out=tmp_path / "run", console=Console(quiet=True), pictures=False)
+    assert NO_MPS in caplog.messages and NO_MPS in (tmp_path / "run" / "train.log").read_text()

@@ -1,4 +1,4 @@
-"""Which training images are held out, and which are trained on: each function tells it as bool (N,)."""
+"""Which training images are held out, and which are trained on, as bool (N,); and the groups that images come in."""
 
 import logging
 import math
@@ -154,15 +154,15 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
 
 
 def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
-    """`groups_of`, or None, with a warning, if it finds none, or the same in all paths: images that are not divided
-    need none."""
+    """`groups_of`, or None, with a warning, if there are none, or if it is the name of a column that happens to be in
+    all paths: images that are not divided need no groups."""
     if pattern is None:
         return None
     try:
         groups = groups_of(images, pattern)
-        if len(set(groups)) > 1 or len(groups) == 1 or images.column(pattern) is not None:
+        if images.column(pattern) is not None or set(groups) != {pattern}:
             return groups
-        reason = f"data.group '{pattern}' is not a column, and finds '{groups[0]}' in all paths"
+        reason = f"data.group '{pattern}' is not a column, and finds nothing else in any path"
     except ValueError as error:
         reason = str(error)
     log.warning("no groups, so that each image counts by itself: %s", reason)

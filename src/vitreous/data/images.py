@@ -161,7 +161,7 @@ class ImageSet:
         """Make a set from map-style datasets: `dataset[row]` is (image, label), labels are integers from 0.
 
         An image is a PIL image, or an array or tensor, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W). Images
-        are kept, up to 2 GiB of them, so the dataset should make no random changes, as `recipe.augment` does.
+        are kept, up to `data.memory_budget`, so the dataset should make no random changes, as `recipe.augment` does.
         Labels come from an attribute `targets` if there is one, else every item is read once. Class names come from
         `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
         """

@@ -38,7 +38,7 @@ def _idx(folder: Path):
     As archives unpack them, too: with a dot before idx, or each in a folder of its own name.
     """
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    if not any("ubyte" in entry.name for entry in os.scandir(folder)):  # of many images, too, in one look
+    if next(folder.glob("*ubyte*"), None) is None:  # one look, as there may be many images
         return None
     files = [file for name in names for file in _idx_files(folder, name)[:1]]
     if not files:

@@ -23,12 +23,13 @@ HELD_BYTES = 256 << 20  # encoded images kept in memory, per process
 
 
 class ParquetImages(Images):
-    """Encoded images in a column of parquet files: plain bytes, or a struct with a field `bytes`."""
+    """Encoded images in a column of parquet files: plain bytes, or a struct with a field `bytes`. root: the set's
+    folder."""
 
-    def __init__(self, files: Sequence[str | Path], column: str):
+    def __init__(self, files: Sequence[str | Path], column: str, root: Path):
         import pyarrow.parquet as pq
 
-        self.files, self.image_column = [str(file) for file in files], column
+        self.files, self.image_column, self.root = [str(file) for file in files], column, root
         self.groups, counts = [], [0]  # (file, row group) of each, and behind a 0 its number of rows
         self.firsts = []  # the first row of each file
         for number, file in enumerate(self.files):
@@ -98,7 +99,7 @@ class ParquetImages(Images):
         return f"{self.files[file]}: row {row - self.firsts[file]}"
 
     def _place(self, row):
-        return Path(self._name(row)).name
+        return self._name(row).removeprefix(f"{self.root}/")
 
     def _sample_rows(self):  # from a few row groups, as each costs a read; files may be sorted by class
         group = np.searchsorted(self.starts, self.rows, side="right")
@@ -179,7 +180,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
                 )
             words = [names[i] if names else str(i) for i in labels]
             labels = match_labels(words, class_names, f"{source}: {split}")
-        splits[split] = Split(ParquetImages(paths, image), labels.astype(np.int64))
+        splits[split] = Split(ParquetImages(paths, image, root), labels.astype(np.int64))
     return ImageSet(name, source, class_names, **splits)
 
 

@@ -163,7 +163,7 @@ def _kept(name: str) -> Path | None:
 
 
 def _digits() -> ImageSet:
-    """1,797 handwritten digits, 8x8 gray, from scikit-learn; a stratified fifth, of the same writers, is the test."""
+    """1,797 handwritten digits, 8x8 gray, from scikit-learn; a stratified fifth, of the same writers, is for test."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

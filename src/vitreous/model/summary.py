@@ -44,8 +44,8 @@ class Summary(NamedTuple):
     training_bytes: int
     """Weights, gradients and AdamW's two moments in float32: 16 bytes per parameter."""
     activation_bytes: int
-    """What one image stores for the backward pass in float32, including attention weights. Fused attention stores about
-    a quarter less, bfloat16 half, and both more than half."""
+    """What an image of a batch stores for the backward pass in float32, including attention weights. Fused attention
+    stores about a quarter less, bfloat16 half, and both more than half."""
 
 
 def summarise(config: ViTConfig) -> Summary:

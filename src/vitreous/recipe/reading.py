@@ -108,7 +108,8 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 def _make(fields: dict[str, Any], where: str) -> Recipe:
     """`make_recipe`, for values as someone wrote them: true and false are no numbers."""
     for key, value in flat(fields).items():
-        if isinstance(value, bool) and key in keys() and key != "model.size" and "bool" not in str(_annotation(key)):
+        known = isinstance(value, bool) and key in keys() and key != "model.size"
+        if known and not re.search("bool|True", str(_annotation(key))):
             raise ValueError(f"{where}: {key} is {str(value).lower()}, but it takes a value, not true or false")
     return make_recipe(fields, where)
 

@@ -207,7 +207,7 @@ def json_schema() -> dict[str, Any]:
 def _choices(kind: Any) -> tuple[str, ...]:
     """The words of a type, or of a part of it. A switch that is nothing else has its default to show what it takes."""
     if get_origin(kind) is Literal:
-        return tuple(map(str, get_args(kind)))
+        return tuple(word if isinstance(word, str) else json.dumps(word) for word in get_args(kind))
     return tuple(word for part in get_args(kind) for word in (("true", "false") if part is bool else _choices(part)))
 
 

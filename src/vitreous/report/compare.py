@@ -25,7 +25,8 @@ FITTED = ("model.image_size", "model.channels", "data.fit", "data.crop_fraction"
 FITTED += ("interpolation",)  # of an evaluation, where it is not bicubic
 
 GAINED = (  # what the rows with p-values say
-    "Gained: images that only this run gets right; lost: those that only the first does. p: how often two equally good "
+    "Gained: images that only this run gets right; lost: those that only the first does. Its interval is about images "
+    "drawn anew. p: how often two equally good "
     "models would differ at least as much, so a large p says that this difference may well be chance."
 )
 NEW_SEEDS = "Intervals over seeds are about new seeds on these same images."
@@ -59,7 +60,7 @@ def figures(runs: Sequence[Finished]) -> Rows:
         row("test top-1", of("test", "top1")),
         row("  95% interval", interval("test")),
         row(AGAINST, lambda run: against(runs[0], run, "test")),
-        row("    95% interval", lambda run: gain_interval(runs[0], run, "test")),
+        row("  its 95% interval", lambda run: gain_interval(runs[0], run, "test")),
         row("  by fold, mean ± sd", lambda run: run.results.get("by_fold")),
         row(BY_FOLD, lambda run: by_fold_against(runs[0], run)),
         row("test F1, macro", of("test", "f1_macro")),
@@ -68,7 +69,7 @@ def figures(runs: Sequence[Finished]) -> Rows:
         row("validation top-1", of("val", "top1")),
         row("  95% interval", interval("val")),
         row(AGAINST, lambda run: against(runs[0], run, "val")),
-        row("    95% interval", lambda run: gain_interval(runs[0], run, "val")),
+        row("  its 95% interval", lambda run: gain_interval(runs[0], run, "val")),
         row("validation F1, macro", of("val", "f1_macro")),
         row("test loss, at temperature 1", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
@@ -103,7 +104,7 @@ def gain_interval(first: Finished, run: Finished, split: str) -> str | None:
     found = _gains(first, run, split)
     if not isinstance(found, np.ndarray):
         return None
-    interval = gain_per_image(found[:, 0] - found[:, 1], found[:, 2].sum())
+    interval = gain_per_image(found[:, 0] - found[:, 1], found[:, 2])
     return interval and f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f} points"
 
 
@@ -159,7 +160,7 @@ def about_p(rows: Rows) -> str:
         return ""
     about = "p is about these trained models on these images: another seed is another model."
     if "validation top-1" in values:
-        about += " That of validation images is too small, as they chose the epochs."
+        about += " That of validation images may be too small, as they mostly chose the epochs."
     if found[BY_FOLD]:
         about += " By fold, it allows for the training images that folds share (Nadeau and Bengio 2003)."
     if len(values) > 1:

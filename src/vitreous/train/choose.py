@@ -10,7 +10,7 @@ from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import full_path, path_of
 from vitreous.preprocess import same_channels
 from vitreous.recipe import DataOptions, Recipe, check_not_idle, read_recipe, recipe_names
-from vitreous.weights.bundle import is_shipped
+from vitreous.weights.bundle import find_bundle, is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
@@ -44,7 +44,8 @@ def start_settings(weights: str | None, arch: str | None, revision: str | None, 
 def lasting(weights: str) -> str:
     """A name of weights that means the same from any folder: a path is made absolute."""
     path = path_of(weights)
-    return str(full_path(path)) if path.exists() and not is_shipped(weights) else weights
+    other = is_shipped(weights) and find_bundle(weights) != path  # which a folder of its name does not hide
+    return str(full_path(path)) if path.exists() and not other else weights
 
 
 def choose_recipe(

@@ -77,10 +77,12 @@ def fit_folds(
     check_outside(out or RUNS, data)
     with ExitStack() as stack:
         folder = stack.enter_context(run_folder(engine, out, data.name, resume))
-        if resume and engine.from_main(partial(is_single, folder)):
-            raise ValueError(f"{folder} is a single run: go on with it without folds, or give another folder")
-        if resume and engine.from_main(partial(has_trained, folder)):
-            check_same_recipe(recipe, read_recipe(folder / "recipe.yaml"), folder)
+        if resume:
+            before = read_recipe(folder / "recipe.yaml")
+            if before.data.folds is None or before.data.fold is not None:
+                raise ValueError(f"{folder} is a single run: go on with it without folds, or give another folder")
+            if engine.from_main(partial(has_trained, folder)):
+                check_same_recipe(recipe, before, folder)
         runs, stopped = [], False
         if engine.main:
             stack.enter_context(claim(folder, recipe))
@@ -103,14 +105,6 @@ def fit_folds(
         with show_log(folder, console):
             results = engine.from_main(lambda: conclude(folder, recipe, data, engine.device, runs, pictures))
         return Run(folder, results, stopped)
-
-
-def is_single(folder: Path) -> bool:
-    """Whether a folder's recipe is that of a run, and not of a cross-validation."""
-    if not (folder / "recipe.yaml").exists():
-        return False
-    options = read_recipe(folder / "recipe.yaml").data
-    return options.folds is None or options.fold is not None
 
 
 def has_trained(folder: Path) -> bool:

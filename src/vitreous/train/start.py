@@ -153,7 +153,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0, white=white).model_copy(update={"model": config})
     preprocess = bundle.preprocess.model_copy(update={"fit": fit, "white": white})
     seen = learnt_hashes(options.weights)
-    if len(seen) and preprocess != read_config(find_bundle(options.weights))[1]:
+    if len(seen) and preprocess != read_config(find_bundle(record_of(options.weights)[0]))[1]:
         lines.append("images are fitted otherwise than these weights' own, so copies of those cannot be found")
         seen = seen[:0]
     return Start(fitted, model, preprocess, facts, lines, seen)
