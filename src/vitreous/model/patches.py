@@ -57,7 +57,7 @@ class ConvMean(nn.Conv2d):
 
     (B, C, H, W) -> (B, D, H / 2, W / 2) for a stride of 2 x 2. The mean of a kernel's shifts is a kernel, too: of 4 x 4
     for 2 x 2 shifts. It has 16 products where four of the others have 36, and the outputs at full size, which are not
-    kept then, took most of the memory: 2.1 to 3.3 times as fast on two cores, forward and backward
+    kept then, took most of the memory: 2.0 to 2.6 times as fast on two cores, forward and backward
     (`benchmarks/forms.py --only pool`).
     """
 
