@@ -71,7 +71,7 @@ def figures(runs: Sequence[Finished]) -> Rows:
         row(AGAINST, lambda run: against(runs[0], run, "val")),
         row("  its 95% interval", lambda run: gain_interval(runs[0], run, "val")),
         row("validation F1, macro", of("val", "f1_macro")),
-        row("test loss, at temperature 1", of("test", "loss")),
+        row("test loss, unscaled", of("test", "loss")),
         row("test calibration error", of("test", "ece")),
         row("test images", of("test", "count")),
         row("  effective sample size", of("test", "effective_count")),
