@@ -1,5 +1,6 @@
-"""What can be computed in two forms: attention and linear maps, the tables behind `products_are_faster` and
-`convolution_is_faster`, and a convolution with the mean after it, apart and as one (`ConvMean`).
+"""Attention, linear maps, and a convolution with the mean after it, each in both forms.
+
+The tables behind `products_are_faster`, `convolution_is_faster` and `ConvMean`.
 
 python benchmarks/forms.py            # a quarter of an hour on two cores; writes results/attention-avx2.json or the
                                       # like, results/linear-avx2.json and results/pool-avx2.json

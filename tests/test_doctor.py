@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from vitreous import doctor
+from vitreous.device import NO_MPS
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +56,7 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert doctor.findings() == [
         "this processor has no fast bf16 and there is no CUDA GPU: training runs in float32",
-        "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong "
-        "on it (PyTorch issue 175189): train on the CPU",
+        NO_MPS,
         "torch is built for CUDA 13.0 but sees no GPU: check the driver",
     ]
 

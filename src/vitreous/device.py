@@ -17,7 +17,7 @@ from torch import Tensor, nn
 PRECISIONS = ("auto", "float32", "bf16", "float16")
 NO_MPS = (
     "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong on "
-    "it (PyTorch issue 175189): train on the CPU"
+    "it (https://github.com/pytorch/pytorch/issues/175189): train on the CPU"
 )
 WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time than it saves
 
