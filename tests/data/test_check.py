@@ -169,6 +169,19 @@ def test_levels_of_twelve_bits_in_files_of_sixteen_are_noticed(tmp_path):
             assert check(image_set, dark, white=65535.0)[-1].endswith("so few gray levels are left")
 
 
+@pytest.mark.parametrize("white", [None, 4095.0])
+def test_the_way_out_for_dark_images_is_one_for_their_channels(tmp_path, white):
+    for name, mode in (("gray", "L"), ("colour", "RGB")):
+        for i in range(20):
+            file = tmp_path / name / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((8, 8), 80).point(lambda level: level // 16).convert(mode).save(file)
+    for name, said in {"gray": ", data.white=4095 or 16383", "colour": ", scale them to 8 bits before"}.items():
+        image_set = load(tmp_path / name)
+        (finding,) = check(image_set, Batches(image_set.train, preprocess_of(), batch_size=8), white=white)
+        assert finding.endswith("gray levels are left" if white and name == "gray" else said)
+
+
 def test_findings_name_the_files(tmp_path):
     write_folder(tmp_path, {"a": 20, "b": 20})
     (tmp_path / "b" / "x.png").write_bytes((tmp_path / "a" / "003.png").read_bytes())

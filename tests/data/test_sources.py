@@ -28,7 +28,7 @@ from pyarrow import parquet as pq
 from tiny import write_images
 
 from vitreous.data import parquet, sources
-from vitreous.data.folders import check_apart
+from vitreous.data.folders import check_apart, check_outside
 from vitreous.data.loaders import decode
 from vitreous.data.parquet import ParquetImages
 from vitreous.data.sources import load
@@ -211,8 +211,69 @@ def test_classes_that_lie_a_folder_too_deep_are_said(tmp_path, caplog):
     assert caplog.messages[0].endswith("plates: healthy, sick lie below each of several classes: if they are the "
                                        "classes, move them up, or give a table (.csv)")  # fmt: skip
     caplog.clear()
+    write_folder(tmp_path / "toys", {f"{name}/p{i}": 1 for name in ("train_set", "test_tube", "ball") for i in (1, 2)})
+    assert load(tmp_path / "toys").class_names == ("ball", "test_tube", "train_set")
+    assert caplog.messages[0].startswith(f"{tmp_path / 'toys'}: p1, p2 lie below each of several classes")
+    caplog.clear()
     write_folder(tmp_path / "animals", {"cat/manx": 1, "cat/indoors": 1, "dog/indoors": 1, "dog/collie": 1})
     assert load(tmp_path / "animals").class_names == ("cat", "dog") and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("folders", "reason"),
+    [
+        ("cat dog evaluation/cat evaluation/dog", "evaluation has no images but folders called like other classes, "
+         r"cat, dog: if they are for testing, make it \S+/photos/test; if it is a class, rename them$"),
+        ("train/cat train/dog train/held/held/dog test/cat", "held/held has no images but folders called like other"),
+        ("a_train/a_train/cat a_train/a_train/dog a_test/a_test/cat a_test/a_test/dog", "photos: a_test, a_train hold "
+         "the same folders, cat, dog, so they are splits and no classes: make these train/<class> and test/<class>$"),
+        ("cat cat/test dog", r"cat/test lies below a class, so its images would be trained on: move them to "
+         r"\S+/photos/test/cat, or rename the folder$"),
+        ("cat/train cat/Val dog/train dog/Val", r"cat/Val lies below .*: move them to \S+/photos/Val/cat, or rename"),
+        ("x/x/train/cat x/x/test/cat", r"x/x/test lies below .* trained on: give \S+/x/x$"),
+    ],
+)  # fmt: skip
+def test_images_for_testing_do_not_become_classes_or_training_images(tmp_path, folders, reason):
+    for folder in folders.split():
+        (tmp_path / "photos" / folder).mkdir(parents=True, exist_ok=True)
+        to_image(pixels(1)[0]).save(tmp_path / "photos" / folder / "000.png")
+    with pytest.raises(ValueError, match=reason):
+        load(tmp_path / "photos")
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        "cat/cat dog/dog",  # an archive for each
+        "cat/cat/p1 cat/cat/p2 dog/dog/p3",
+        "cat/p1 cat/p2 dog/p2 dog/p3",
+        "vehicle/train vehicle/car animal/dog",
+        "train_car/p1 test_tube/p2",
+        "cat dog mixed mixed/cat mixed/dog",
+    ],
+)
+def test_a_class_may_have_folders_of_any_other_kind(tmp_path, caplog, folders):
+    for folder in folders.split():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        to_image(pixels(1)[0]).save(tmp_path / folder / "000.png")
+    assert len(load(tmp_path).train) == len(folders.split()) and not caplog.messages
+
+
+def test_a_folder_within_a_class_that_is_called_like_another_class_is_told(tmp_path, caplog):
+    write_folder(tmp_path, {"lemon/yellow": 1, "lemon/orange": 1, "orange": 1})
+    assert load(tmp_path).class_names == ("lemon", "orange")
+    assert "lemon has no images but folders called like other classes, orange: if they are for testing" in caplog.text
+
+
+@pytest.mark.parametrize(("train", "free"), [("train", False), ("train/car", True)])
+def test_a_place_beside_a_class_called_train_is_within_the_data(tmp_path, train, free):
+    write_folder(tmp_path, {train: 1, "train/plane" if free else "car": 1})
+    made = load(tmp_path)
+    if free:
+        check_outside(tmp_path / "runs", made)
+    else:
+        with pytest.raises(ValueError, match="runs lies within the data, of which it would become a part"):
+            check_outside(tmp_path / "runs", made)
 
 
 def test_images_that_lie_beside_the_classes_are_left_out_and_said(tmp_path, caplog):
@@ -233,6 +294,8 @@ def test_an_image_beside_the_classes_of_train_is_told_where_it_lies(tmp_path):
 
 def test_only_known_leftovers_are_no_classes(tmp_path):
     write_folder(tmp_path, {"a": 1, "b": 1, "__background__": 1, "a/__2023": 1, "__MACOSX": 1, "b/__MACOSX": 1})
+    write_folder(tmp_path, dict.fromkeys(["a/@eaDir/000.png", "#recycle", "$Recycle.Bin", "lost+found"], 1))
+    write_folder(tmp_path, {"System Volume Information": 0})
     made = load(tmp_path)
     assert made.class_names == ("__background__", "a", "b") and made.train.labels.tolist() == [0, 1, 1, 2]
 
@@ -281,6 +344,94 @@ def test_folders_named_like_parquet_files_are_read_as_spark_writes_them(tmp_path
         write_parquet(tmp_path / f"{split}.parquet" / "part-0.parquet", columns)
     made = load(tmp_path)
     assert (len(made.train), len(made.test)) == (4, 2) and not caplog.messages
+
+
+def test_files_of_a_split_in_several_folders_are_not_joined(tmp_path):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for name in ("big/train", "big/test", "small/test"):
+        write_parquet(tmp_path / f"{name}.parquet", columns)
+    with pytest.raises(ValueError, match=r"holds test files in several folders, \S+/big, \S+/small: keep those of one"):
+        load(tmp_path)
+    assert len(load(tmp_path / "big").test) == 2
+
+
+@pytest.mark.parametrize("name", ["split", "Split"])
+def test_a_column_divides_the_rows_of_parquet_files(tmp_path, name):
+    arrays, words = pixels(6), ["test", "Train", "train", "validation", "train", "test"]
+    features = hub_features("cat", "dog")
+    labels = [0, 1, 0, 1, 1, 1]
+    for part in (slice(0, 4), slice(4, 6)):
+        columns = {"image": hub_images(arrays[part]), "label": labels[part], name: words[part], "note": words[part]}
+        write_parquet(tmp_path / f"part-{part.start}.parquet", columns, features)
+    made = load(tmp_path)
+    assert {key: split.labels.tolist() for key, split in made.splits.items()} == {
+        "train": [1, 0, 1], "val": [1], "test": [0, 1]
+    }  # fmt: skip
+    np.testing.assert_array_equal(read(made.train), arrays[[1, 2, 4]])
+    np.testing.assert_array_equal(read(made.test), arrays[[0, 5]])
+    assert made.test.images.describe(1).endswith("part-4.parquet: row 1")
+    assert made.train.images.column("note").tolist() == ["Train", "train", "train"]
+
+
+def test_a_column_of_splits_needs_no_labels_in_rows_for_testing(tmp_path, caplog):
+    columns = {"image": hub_images(pixels(4)), "kind": ["owl", None, "cod", None], "split": ["train", "test"] * 2}
+    write_parquet(tmp_path / "x.parquet", columns)
+    made = load(tmp_path / "x.parquet")
+    assert made.class_names == ("cod", "owl") and made.train.labels.tolist() == [1, 0] and made.test is None
+    assert "test has no labels: left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "words", "beside", "reason"),
+    [
+        ("split", ["train", "test", "tset"], False, "'split' is 'tset' in some rows, which is none of train, "),
+        ("split", ["train", None, "val"], False, "'split' is '' in some rows, which is none of train"),
+        ("split", ["val", "test", "test"], False, "has rows of test and val, and none of train"),
+        ("split", ["train", "val", "val"], True, "'split' divides the rows of files for training, beside files of test "
+         "and train: write one file for each split"),
+        ("subset", ["train", "val", "test"], False, "'subset' tells what images are for training: call it 'split', or"),
+        ("split", ["train", "train", "train"], True, None),
+        ("split", ["easy", "hard", None], False, None),
+        ("subset", ["train", "val", "test"], True, None),  # the names of the files say more
+        ("subset", ["train", "val", "other"], False, None),
+        ("subset", ["val", "test", "test"], False, None),
+    ],
+)  # fmt: skip
+def test_a_column_of_splits_is_not_passed_over(tmp_path, column, words, beside, reason):
+    columns = {"image": hub_images(pixels(3)), "label": [0, 1, 1]}
+    write_parquet(tmp_path / "train.parquet", columns | {column: words})
+    if beside:
+        write_parquet(tmp_path / "test.parquet", columns)
+    if reason is None:
+        assert load(tmp_path).train.labels.tolist() == [0, 1, 1]
+    else:
+        with pytest.raises(ValueError, match=reason):
+            load(tmp_path)
+
+
+def test_a_column_of_splits_that_a_file_lacks_is_told(tmp_path):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    write_parquet(tmp_path / "a.parquet", columns)
+    write_parquet(tmp_path / "b.parquet", columns | {"split": ["train", "test"]})
+    with pytest.raises(ValueError, match="'split' is '' in some rows"):
+        load(tmp_path)
+
+
+def test_files_that_number_their_classes_differently_are_named(tmp_path):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    write_parquet(tmp_path / "site0.parquet", columns, hub_features("cat", "dog", "eel"))
+    write_parquet(tmp_path / "site1.parquet", columns)
+    assert load(tmp_path).class_names == ("cat", "dog", "eel")
+    write_parquet(tmp_path / "site2.parquet", columns, hub_features("cat", "eel"))
+    told = r"site0\.parquet and \S+site2\.parquet number the classes of 'label' differently: write both with the same"
+    with pytest.raises(ValueError, match=told):
+        load(tmp_path)
+
+
+def test_labels_that_join_others_are_told_in_parquet_files_too(tmp_path, caplog):
+    write_parquet(tmp_path / "x.parquet", {"image": hub_images(pixels(3)), "label": ["a", "b", "a b"]})
+    assert load(tmp_path / "x.parquet").class_names == ("a", "a b", "b")
+    assert "x.parquet: one label an image: 'a b' joins others of 'label'" in caplog.text
 
 
 def test_parquet_of_the_hub_is_read_by_its_metadata(tmp_path):

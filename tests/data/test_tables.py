@@ -13,6 +13,7 @@ from vitreous.data.check import check, image_hashes, leaks
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.data.stores import BrokenImage
+from vitreous.explain.explanations import MARK
 
 FILES = [f"all/{i:03}.png" for i in range(4)]
 
@@ -64,7 +65,8 @@ def test_a_file_that_is_listed_twice_is_told_as_that(photos):
 @pytest.mark.parametrize(
     ("labels", "joined"),
     [("a b a|b b|a", "'a|b' joins others of 'label' and is read as a class of its own (2 such)"),
-     ("a b a;b;a b", "'a;b;a' joins"), ('a b "a, b" b', "'a, b' joins"), ('a b "a, c" b', None), ("a| b a b|c", None)],
+     ("a b a;b;a b", "'a;b;a' joins"), ('a b "a, b" b', "'a, b' joins"), ('a b "a, c" b', None), ("a| b a b|c", None),
+     ('a b "a b" b', "'a b' joins"), ('a b "a c" b', None)],
 )  # fmt: skip
 def test_labels_that_join_others_are_told(photos, caplog, labels, joined):
     rows = [f"{file},{label}" for file, label in zip(FILES, re.findall(r'".*"|\S+', labels), strict=True)]
@@ -153,6 +155,15 @@ def test_a_file_that_is_not_there_is_told_or_left_out(photos):
     with pytest.raises(BrokenImage, match=r"photos/gone\.png: No such file"):
         decode(load(table).train, preprocess_of())
     assert decode(load(table).train, preprocess_of(), skip_broken=True).labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_name_is_not_that_of_an_explanation(photos):
+    write_folder(photos, {"explanations": 1})
+    table = write_table(photos, "id,label", "000,a", "001.png,b", "002,b")
+    with pytest.raises(ValueError, match=r"'000' is any of \S+/all/000\.png, \S+/explanations/000\.png: write its"):
+        load(table)
+    (photos / "explanations" / "000.json").write_text(f"{{{MARK}: 0.9}}")
+    assert load(table).train.images.describe(0) == str(photos / FILES[0])
 
 
 def test_a_missing_path_is_not_looked_for_elsewhere(photos, monkeypatch):

@@ -58,10 +58,12 @@ def check(
     rows = even_rows(len(train.images), SAMPLE)
     brightest = np.median(train.images.pixels[train.images.rows[rows]].max(axis=(1, 2, 3)))
     if brightest <= DARK:  # in most images, as a scale bar or a speck may be brighter
-        way_out = ": if these are 12- or 14-bit images in 16-bit files, give their white, data.white=4095 or 16383"
+        gray = image_set.train.images.channels == 1  # those of colour have 8 bits when they are opened
+        way_out = "give their white, data.white=4095 or 16383" if gray else "scale them to 8 bits before"
+        way_out = f": if these are 12- or 14-bit images in 16-bit files, {way_out}"
         findings.append(
             f"in half of {len(rows)} images no pixel is brighter than {brightest:.0f} of 255, so few gray levels are "
-            f"left{way_out if white is None else ''}"
+            f"left{way_out if white is None or not gray else ''}"
         )
     hashes = image_hashes(train.images)
     findings += _copies(image_set.class_names, train, hashes)

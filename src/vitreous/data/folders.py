@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 
-from vitreous.data.images import SPLITS, ImageSet, Split, match_labels
+from vitreous.data.images import SPLITS, ImageSet, Split, match_labels, split_in
 from vitreous.data.stores import FileImages, as_text
 from vitreous.messages import shorten
 
@@ -12,7 +12,8 @@ log = logging.getLogger("vitreous")
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".avif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf"}
-LEFTOVERS = ("__MACOSX", "__pycache__")  # of archives and of code, and no classes
+LEFTOVERS = {"__macosx", "__pycache__", "lost+found", "$recycle.bin", "system volume information"}  # and no classes
+LEFTOVERS |= {"@eadir", "#recycle", "@recycle"}  # thumbnails and bins of network storage
 UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
 UNREAD |= {".raw", ".svg", ".jxl", ".tga", ".psd", ".exr", ".hdr", ".eps", ".ico", ".fits"}  # pictures of other kinds
 UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
@@ -52,14 +53,9 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
         raise ValueError(
             f"{folders['train']} has no class folders: sort the images into <class>/ folders, or give a table (.csv)"
         )
-    inner = [_subfolders(folder).keys() for folder in classes["train"].values() if not _has_images(folder)]
-    if len(inner) > 1 and len(shared := sorted(set.intersection(*map(set, inner)))) > 1:
-        log.warning(
-            "%s: %s lie below each of several classes: if they are the classes, move them up, or give a table (.csv)",
-            source, shorten(shared, 10),
-        )  # fmt: skip
     if _has_images(root):
         log.warning("%s: images that lie beside its folders are left out", as_text(root))
+    files_of = {}  # each training class
     for split, folder in folders.items():
         paths, words = [], []
         for class_name, class_folder in classes[split].items():
@@ -67,12 +63,15 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
             files = files_below(class_folder)
             if not files and split == "train":
                 raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
+            if split == "train":
+                files_of[class_folder] = files
             paths += files
             words += [class_name] * len(files)
         if paths:
             splits[split] = Split(FileImages(paths, root=root), match_labels(words, class_names, f"{source}: {split}"))
         else:
             log.warning("%s: %s has no images in class folders: left out", source, folder.name)
+    _check_classes(root, files_of, source)
     return ImageSet(name, source, class_names, **splits)
 
 
@@ -84,7 +83,9 @@ def check_outside(path: Path, image_set: ImageSet) -> None:
     root = images.root.resolve()
     if not path.is_relative_to(root):
         return
-    splits, inside = {SPLITS.get(name.lower()) for name in _subfolders(root)}, path.relative_to(root).parts
+    named = {name.lower(): folder for name, folder in _subfolders(root).items() if name.lower() in SPLITS}
+    splits = {SPLITS[name] for name, folder in named.items() if not _has_images(folder)}  # else it is a class
+    inside = path.relative_to(root).parts
     if "train" not in splits or (inside and inside[0].lower() in SPLITS):
         raise ValueError(
             f"{path} lies within the data, of which it would become a part: name another folder with --out"
@@ -111,6 +112,53 @@ def check_text(path: Path) -> None:
         raise ValueError(f"{as_text(path)} is a name that is not UTF-8: rename it")
 
 
+def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> None:
+    """Raises ValueError for training classes that are none, as the folders within show, and warns where they may be.
+
+    files_of: the images of each class, by its folder.
+    """
+    names, inner = {folder.name for folder in files_of}, {}
+    for folder, files in files_of.items():
+        name, place, within = folder.name, folder, _folders_of(files, folder)
+        if within == {name}:  # as an archive is unpacked into a folder of its name
+            place, within = folder / name, _folders_of(files, folder / name)
+        if held := sorted(key for key in within if SPLITS.get(key.lower()) in ("val", "test")):
+            way_out = f"move them to {root / held[0] / name}, or rename the folder"
+            raise ValueError(
+                f"{place / held[0]} lies below a class, so its images would be trained on: "
+                f"{way_out if len(files_of) > 1 else f'give {place}'}"
+            )
+        if "" in within:
+            continue
+        inner[name] = within
+        if alike := sorted(within & (names - {name})):
+            said = (
+                f"{place} has no images but folders called like other classes, {shorten(alike, 5)}: if they are for "
+                f"testing, make it {root / 'test'}; if it is a class, rename them"
+            )
+            if len(alike) == len(within):
+                raise ValueError(said)
+            log.warning("%s", said)
+    if len(inner) < 2 or len(shared := sorted(set.intersection(*inner.values()))) < 2:
+        return
+    splits = {split_in(name) for name in inner}
+    if "train" in splits and "" not in splits and len(splits) > 1:
+        raise ValueError(
+            f"{root}: {', '.join(inner)} hold the same folders, {shorten(shared, 5)}, so they are splits and no "
+            "classes: make these train/<class> and test/<class>"
+        )
+    log.warning(
+        "%s: %s lie below each of several classes: if they are the classes, move them up, or give a table (.csv)",
+        source, shorten(shared, 10),
+    )  # fmt: skip
+
+
+def _folders_of(files: list[str], folder: Path) -> set[str]:
+    """The subfolders of a folder in or below which its files lie; "" for files in itself."""
+    parts = (file[len(f"{folder}{os.sep}") :].partition(os.sep) for file in files)
+    return {first if sign else "" for first, sign, _ in parts}
+
+
 def _subfolders(folder: Path) -> dict[str, Path]:
     """Subfolders by name, sorted; hidden ones and leftovers of archives are left out."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -118,7 +166,7 @@ def _subfolders(folder: Path) -> dict[str, Path]:
 
 
 def _left_out(name: str) -> bool:
-    return name.startswith(".") or name in LEFTOVERS
+    return name.startswith(".") or name.lower() in LEFTOVERS
 
 
 def _has_classes(folder: Path, but: Path) -> bool:

@@ -1,7 +1,9 @@
 """A labelled set of images and its splits."""
 
+import logging
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from vitreous.preprocess import same_channels
 
 if TYPE_CHECKING:
     from vitreous.recipe import DataOptions
+
+log = logging.getLogger("vitreous")
 
 SPLITS = {  # the words for splits in file names, folder names and table cells
     "train": "train",
@@ -244,6 +248,24 @@ def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, o
     if twice := [name for name in sorted(set(names)) if counts[name] > 1]:
         raise ValueError(f"{owner} has {counts[twice[0]]} classes '{twice[0]}': rename all but one of them")
     return np.array([row_of[name] for name in names], np.int64)
+
+
+def split_in(name: str) -> str:
+    """train, val or test: the first such word in a name; "" if there is none."""
+    return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "")
+
+
+def tell_joined(names: Collection[str], label: str, source: str) -> None:
+    """Warns of labels that are several others, joined by a sign or a space. label: their column."""
+    cut = {name: [[part.strip() for part in name.split(sign)] for sign in "|;, "] for name in sorted(names)}
+    known = set(names)
+    joined = [name for name, ways in cut.items() if any(len(way) > 1 and known.issuperset(way) for way in ways)]
+    if joined:
+        log.warning(
+            "%s: one label an image: '%s' joins others of '%s' and is read as a class of its own (%d such): "
+            "where an image has several, keep the one that counts",
+            source, joined[0], label, len(joined),
+        )  # fmt: skip
 
 
 def as_class_names(names: Sequence) -> tuple[str, ...]:

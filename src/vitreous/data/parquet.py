@@ -5,13 +5,13 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
+from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, split_in, tell_joined
 from vitreous.data.stores import SAMPLE, Images, even_rows, header_shape, identity, open_picture
 from vitreous.messages import first_line, shorten
 
@@ -115,7 +115,8 @@ class ParquetImages(Images):
 
 
 def read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None = None) -> ImageSet:
-    """A set of parquet files, with paths relative to root. The name of a file, or of its folder, gives its split.
+    """A set of parquet files, with paths relative to root. The name of a file, or of its folder, gives its split; where
+    none does, a column `split`.
 
     label: the label column, whatever the files themselves say.
     """
@@ -131,7 +132,7 @@ def read_parquet(root: Path, files: list[Path], name: str, source: str, label: s
 def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None) -> ImageSet:
     of_split: dict[str, list[Path]] = {}
     for file in files:
-        of_split.setdefault(_split_of(file), []).append(root / file)
+        of_split.setdefault(split_in(f"{file.stem} {file.parent.name}"), []).append(root / file)
     nameless = of_split.pop("", [])
     if nameless and "train" in of_split:
         names = ", ".join(file.name for file in nameless[:5])
@@ -148,13 +149,22 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     if "train" not in of_split:
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
     at = Path(source) if source.startswith("hf:") else root  # as it is given as DATA
-    if len(folders := sorted({str(at / file.parent.relative_to(root)) for file in of_split["train"]})) > 1:
-        raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
+    for split in ("train", *of_split):
+        folders = sorted({str(at / file.parent.relative_to(root)) for file in of_split[split]})
+        if len(folders) > 1 and split == "train":
+            raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
+        if len(folders) > 1:
+            raise ValueError(
+                f"{source} holds {split} files in several folders, {', '.join(folders)}: keep those of one, or give a "
+                f"folder with one set of train and {split}"
+            )
 
     image, label, class_names = _columns(of_split["train"][0], label)
+    rows_of = _rows_by_split(of_split, label, source)
     found = {}
-    for split, paths in of_split.items():
-        labels = _labels(paths, label)
+    for split, rows in rows_of.items():
+        paths = of_split["train" if rows is not None else split]
+        labels = _labels(paths, label, rows)
         words = labels is not None and labels.dtype.kind == "O"
         absent = labels is None or (words and (labels == "").all()) or (labels.dtype.kind == "i" and (labels < 0).all())
         if split != "train" and absent:
@@ -167,12 +177,13 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
                 "label: leave them out, or number the classes from 0"
             )
         else:
-            found[split] = (paths, labels, _columns(paths[0], label)[2])
+            found[split] = (paths, rows, labels, _class_names(paths, label))
 
     if class_names is None:
-        class_names = tuple(map(str, np.unique(found["train"][1])))
+        class_names = tuple(map(str, np.unique(found["train"][2])))
+        tell_joined(class_names, label, source)
     splits = {}
-    for split, (paths, labels, names) in found.items():
+    for split, (paths, rows, labels, names) in found.items():
         if names != class_names:
             if names and not 0 <= labels.min() <= labels.max() < len(names):
                 raise ValueError(
@@ -180,14 +191,79 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
                 )
             words = [names[i] if names else str(i) for i in labels]
             labels = match_labels(words, class_names, f"{source}: {split}")
-        splits[split] = Split(ParquetImages(paths, image, root), labels.astype(np.int64))
+        images = ParquetImages(paths, image, root)
+        splits[split] = Split(images if rows is None else images.take(rows), labels.astype(np.int64))
     return ImageSet(name, source, class_names, **splits)
 
 
-def _split_of(file: Path) -> str:
-    """train, val or test: the first such word in the name of the file, then of its folder; "" if there is none."""
-    words = re.split(r"[^a-z]+", f"{file.stem} {file.parent.name}".lower())
-    return next((SPLITS[word] for word in words if word in SPLITS), "")
+def _rows_by_split(of_split: dict[str, list[Path]], label: str, source: str) -> dict[str, np.ndarray | None]:
+    """The rows of each split among those of the files for training, where a column `split` divides them; else None for
+    each split that has files."""
+    import pyarrow.parquet as pq
+
+    files, whole = of_split["train"], dict.fromkeys(of_split)
+    fields = [field for file in files for field in pq.read_schema(file)]
+    texts = dict.fromkeys(field.name for field in fields if field.name != label and _is_text(field.type))
+    called = next((name for name in texts if name.lower() == "split"), None)
+    if called is None:
+        if len(of_split) == 1 and (telling := [name for name in texts if _tells_splits(files, name)]):
+            raise ValueError(
+                f"{source}: '{telling[0]}' tells what images are for training: call it 'split', or leave it out"
+            )
+        return whole
+    words = np.array([word for part in _split_words(files, called) for word in part])
+    kinds = np.unique(words).tolist()
+    if len(kinds) == 1 or SPLITS.keys().isdisjoint(kinds):
+        return whole
+    if unknown := [kind for kind in kinds if kind not in SPLITS]:
+        raise ValueError(
+            f"{source}: '{called}' is '{unknown[0]}' in some rows, which is none of {', '.join(SPLITS)}: write one of "
+            "them, or rename the column"
+        )
+    if len(of_split) > 1:
+        raise ValueError(
+            f"{source}: '{called}' divides the rows of files for training, beside files of {' and '.join(whole)}: "
+            "write one file for each split, or leave the column out"
+        )
+    if "train" not in kinds:
+        raise ValueError(f"{source} has rows of {' and '.join(kinds)}, and none of train")
+    return {kind: np.flatnonzero(words == kind) for kind in kinds}
+
+
+def _tells_splits(files: list[Path], column: str) -> bool:
+    """Whether a column tells images for training from others, and nothing else."""
+    kinds: set[str] = set()
+    for words in _split_words(files, column):
+        if not SPLITS.keys() >= set(words):  # read no further, as captions may be long
+            return False
+        kinds.update(words)
+    return "train" in kinds and len(kinds) > 1
+
+
+def _split_words(files: list[Path], column: str) -> Iterator[list[str]]:
+    """Part by part what a column says of each row: train, val, test or, in lower case, another word; "" if nothing."""
+    import pyarrow.parquet as pq
+
+    for file in files:
+        with pq.ParquetFile(file) as parquet:
+            if column not in parquet.schema_arrow.names:
+                yield [""] * parquet.metadata.num_rows
+                continue
+            for batch in parquet.iter_batches(columns=[column]):
+                words = ["" if word is None else str(word).lower() for word in batch.column(0).to_pylist()]
+                yield [SPLITS.get(word, word) for word in words]
+
+
+def _class_names(files: list[Path], label: str) -> tuple[str, ...] | None:
+    """The class names that the first file states. Raises ValueError if another states others."""
+    stated = {file: names for file in files if (names := _columns(file, label)[2])}
+    for file, names in stated.items():
+        if names != next(iter(stated.values())):
+            raise ValueError(
+                f"{next(iter(stated))} and {file} number the classes of '{label}' differently: write both with the "
+                "same names"
+            )
+    return stated.get(files[0])
 
 
 def _series(file: Path) -> str:
@@ -211,14 +287,16 @@ def check_complete(files: list[Path], source: str) -> None:
             )
 
 
-def _labels(files: list[Path], column: str) -> np.ndarray | None:
-    """The column of all files; None if they lack it, or it is empty in every row."""
+def _labels(files: list[Path], column: str, rows: np.ndarray | None) -> np.ndarray | None:
+    """The column of all files, or of some of their rows; None if they lack it, or it is empty in every row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not any(column in pq.read_schema(file).names for file in files):
         return None
     columns = [pq.read_table(file, columns=[column])[column] for file in files]
+    if rows is not None:
+        columns = [pa.chunked_array([chunk for part in columns for chunk in part.chunks]).take(rows)]
     if all(part.null_count == len(part) for part in columns):
         return None
     plain = [part.cast(part.type.value_type) if pa.types.is_dictionary(part.type) else part for part in columns]
@@ -257,14 +335,14 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
         return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
     def holds_labels(kind: pa.DataType) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        whole = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return pa.types.is_integer(whole) or _is_text(kind)
 
     images = stated("Image") or [field.name for field in schema if holds_images(field.type)]
     labels = [field.name for field in schema if holds_labels(field.type)]
     if label is not None and label not in labels:
         raise ValueError(f"{file} has no column '{label}' of labels: it has {', '.join(labels) or 'none'}")
-    labels = [label] if label is not None else stated("ClassLabel") or labels
+    labels = stated("ClassLabel") or [name for name in labels if name.lower() != "split"] if label is None else [label]
     preferred = [name for name in LABEL_COLUMNS if name in labels] or labels
     if len(images) != 1 or not preferred or (len(labels) > 1 and preferred[0] not in LABEL_COLUMNS):
         raise ValueError(
@@ -274,3 +352,11 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
         )
     names = features.get(preferred[0], {}).get("names")
     return images[0], preferred[0], tuple(names) if names and isinstance(names, list) else None
+
+
+def _is_text(kind) -> bool:
+    """Whether a column of this type holds strings."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from vitreous.data.folders import IMAGE_SUFFIXES, files_below
-from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels
+from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, tell_joined
 from vitreous.data.stores import FileImages, as_text
 
 log = logging.getLogger("vitreous")
@@ -48,12 +48,7 @@ def read_table(path: Path, name: str, source: str, label: str | None = None) -> 
 
     names = {words[row] for row in rows_of["train"]}
     _check_listed_once(rows_of, files, words, path)
-    if joined := [name for name in sorted(names) if _joins(name, names)]:
-        log.warning(
-            "%s: one label an image: '%s' joins others of '%s' and is read as a class of its own (%d such): "
-            "where an image has several, keep the one that counts",
-            source, joined[0], label, len(joined),
-        )  # fmt: skip
+    tell_joined(names, label, source)
     numbers = all(name.isdecimal() for name in names)
     class_names = tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
     made = {}
@@ -119,8 +114,16 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
         )
     for value in values:
         if value in names and len(several := called.get(value, [])) > 1:
-            raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")
+            called[value] = several = [file for file in several if not _is_explanation(file)] or several
+            if len(several) > 1:
+                raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")
     return [called[value][0] if value in names and value in called else str(root / value) for value in values]
+
+
+def _is_explanation(file: str) -> bool:
+    """Whether `vitreous explain` has written an image, as the figures beside it tell."""
+    figures = Path(file).with_suffix(".json")
+    return figures.is_file() and '"target_probability"' in figures.read_text(errors="replace")
 
 
 def _check_listed_once(rows_of: dict[str, list[int]], files: list[str], words: list[str], path: Path) -> None:
@@ -133,12 +136,6 @@ def _check_listed_once(rows_of: dict[str, list[int]], files: list[str], words: l
                 f"{path}: {as_text(files[row])} is '{words[other]}' in row {other + 1} and '{words[row]}' in row "
                 f"{row + 1} below the head: keep one of them"
             )
-
-
-def _joins(name: str, names: set[str]) -> bool:
-    """Whether a label is several others, joined by a sign."""
-    parts = ([part.strip() for part in name.split(sign)] for sign in "|;,")
-    return any(len(several) > 1 and names.issuperset(several) for several in parts)
 
 
 def _rows_by_split(
