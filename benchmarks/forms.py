@@ -1,4 +1,4 @@
-"""Attention, linear maps, and a convolution with the mean after it, each in both forms.
+"""Attention, linear maps, and the mean of a convolution, each in both forms.
 
 The tables behind `products_are_faster`, `convolution_is_faster` and `ConvMean`.
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from vitreous.device import pick_device, pick_precision
 from vitreous.model.attention import attention_weights
 from vitreous.model.linear import as_convolution
-from vitreous.model.patches import mean_of_shifts
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -46,12 +45,12 @@ def products(qkv: Tensor) -> Tensor:
     return attention_weights(q, k) @ v.contiguous()
 
 
-def apart(images: Tensor, weight: Tensor) -> Tensor:
+def mean_last(images: Tensor, weight: Tensor) -> Tensor:
     return F.avg_pool2d(F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1), 2)
 
 
-def as_one(images: Tensor, weight: Tensor) -> Tensor:
-    return F.conv2d(images.permute(0, 3, 1, 2), mean_of_shifts(weight, (2, 2)), stride=2, padding=1)
+def mean_first(images: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(F.avg_pool2d(images.permute(0, 3, 1, 2), 2, 1, 1), weight, stride=2)
 
 
 SUBJECTS = {
@@ -92,7 +91,7 @@ SUBJECTS = {
             (512, 32, 32, 64, 128),
         ],
         [(8, 8, 8, 4, 8)],
-        {"apart": apart, "as one": as_one},
+        {"mean last": mean_last, "mean first": mean_first},
         lambda shape: [shape[:4], (shape[4], shape[3], 3, 3)],  # images with channels last, weight
     ),
 }

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.messages import first_line
-from vitreous.model.patches import ConvMean
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
@@ -145,9 +144,6 @@ def _traced(bundle: Bundle, preprocess_inside: bool) -> tuple[nn.Module, Tensor]
     """The module to trace, and an example input: a batch of two, since one would be taken for a constant."""
     example = torch.zeros(2, *bundle.preprocess.shape, dtype=torch.uint8)
     model = copy.deepcopy(bundle.model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, ConvMean):  # a graph would compute its kernel anew for each batch
-            model.set_submodule(name, module.plain())
     if preprocess_inside:
         return PixelModel(replace(bundle, model=model)).eval(), example
     return model, bundle.preprocess.normalise(example)
