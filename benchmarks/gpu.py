@@ -305,7 +305,7 @@ def time_loop(recipe: Recipe, images: int, device: torch.device, profile: Path) 
     data = ImageSet.from_arrays(pixels, np.arange(images) % recipe.model.num_classes, name="noise")
     choice = recipe.compile if recipe.compile != "auto" else device.type == "cuda"
     recipe = recipe.with_options("data", val_fraction=0.0)
-    recipe = recipe.with_options("augment", mix_until=1.0)  # in the last pass as in the first
+    recipe = recipe.with_options("augment", mix_until=1.0, shrink=1.0)  # in the last pass as in the first
     recipe = recipe.model_copy(update={"epochs": 8, "compile": choice})
     steps = steps_per_epoch(images, recipe.optim.batch_size)
     rows: list[dict[str, float]] = []

@@ -226,8 +226,12 @@ def test_shifts_reach_every_offset_alike():
 )
 def test_padding(padding, left):
     image = (torch.arange(8) / 10 + 0.1).expand(1, 1, 8, 8)
-    out = given(image, 0.99, 0.5, shift=4, padding=padding)
-    torch.testing.assert_close(out[0, 0, 3], torch.tensor([*left, 0.1, 0.2, 0.3, 0.4]))
+    expected = torch.tensor([*left, 0.1, 0.2, 0.3, 0.4])
+    torch.testing.assert_close(given(image, 0.99, 0.5, shift=4, padding=padding)[0, 0, 3], expected)
+    whole = {"crop_scale": (1, 1), "crop_ratio": (1, 1)}  # cut from nothing, but no longer copied
+    torch.testing.assert_close(
+        given(image, 0.5, 0.5, 0.5, 0.5, 0.99, 0.5, **whole, shift=4, padding=padding)[0, 0, 3], expected
+    )
 
 
 @pytest.mark.parametrize("padding", ["zeros", "mean", "border", "reflection"])

@@ -148,7 +148,10 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     assert out.endswith("\nthe model learnt from these images: --split test says more\n")
     code, out, _ = vitreous("embed", "run", "--k", 5000, "--nearest", image)
     assert code == 0 and "; 26-NN " in out and len(out.splitlines()) == 2 + 27
-    for other in (["run", "photos"], ["run", "--split", "val"]):
+    assert vitreous("embed", "run", "photos")[1].endswith(
+        "\nthe model learnt from these images: --split test says more\n"
+    )
+    for other in (["run", "photos/test"], ["run", "--split", "val"]):
         assert "learnt" not in vitreous("embed", *other)[1]
 
 
@@ -370,6 +373,8 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
     image = "photos/test/bee/002.png"
     plain, unsure = (next(prediction.predict(bundle, [image])) for bundle in (before, after))
     assert plain.classes == unsure.classes and unsure.probabilities[0] < plain.probabilities[0]
+    cautions = [evaluation.judge_run(tmp_path / "new", work / "photos" / name).caution for name in ("train", "test")]
+    assert cautions == ["the temperature was fitted on these images: on others the calibration error is larger", ""]
 
 
 def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path, caplog):

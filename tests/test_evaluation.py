@@ -352,6 +352,20 @@ def test_figures_of_images_that_a_run_has_used_say_so(run):
     assert judge_run(run.folder, split="val", **EXACT).caution == told
 
 
+def test_a_runs_images_are_known_by_its_splits_too_and_by_the_name_of_its_data(tmp_path):
+    write_images(tmp_path / "photos" / "train", 8)
+    for split, seed in (("val", 1), ("test", 2)):
+        write_images(tmp_path / "photos" / split, 3, seed=seed)
+    copied = tmp_path / "photos" / "test" / CLASSES[0] / "copy.png"
+    shutil.copy(next((tmp_path / "photos" / "train" / CLASSES[0]).iterdir()), copied)
+    recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "photos")})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    for data in (None, tmp_path / "photos"):
+        assert judge_run(run.folder, data, split="val", **EXACT).caution.startswith("the run had these validation im")
+        told = f"1 of these 10 images are among those that the model learnt from, such as {copied.resolve()}: figures"
+        assert judge_run(run.folder, data, **EXACT).caution.startswith(told)
+
+
 def test_an_evaluation_knows_the_same_images_by_any_order_of_classes(tmp_path):
     photos = write_images(tmp_path / "photos", 2)
     records = []

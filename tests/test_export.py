@@ -125,6 +125,24 @@ def test_onnx_has_one_float_input_whose_batch_alone_is_dynamic_and_says_how_to_u
     assert "no temperature is applied" in said["output"] and "float32 (batch, 1, 8, 8)" in said["input"]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fit": "crop"}, "so that they cover it, and cut to their centre"),
+        ({"fit": "squash"}, "whatever their aspect ratio"),
+        (
+            {"fit": "crop", "crop_fraction": 0.875},
+            "so that they cover it, and cut to their centre, of which the 0.875 at the centre fills the model's size",
+        ),
+    ],
+)
+def test_a_graph_says_how_images_are_resized(options, told):
+    bundle = tiny_bundle()
+    bundle = replace(bundle, preprocess=bundle.preprocess.model_copy(update=options))
+    said = graphs.metadata(bundle, False)["resize"]
+    assert f"images are resized to 8 x 8 (rows x columns), bicubic, antialiased, {told}" in said
+
+
 @needs_onnx
 @pytest.mark.parametrize("preprocess_inside", [False, True])
 @pytest.mark.parametrize(

@@ -33,19 +33,19 @@ def part(tmp_path, monkeypatch):
 
 def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do_and_another_one_is_profiled(monkeypatch, tmp_path):
     def pretend(recipe, *_, on_step, on_epoch, **__):
-        asked.append(recipe.augment.mix_until)
+        asked.append((recipe.augment.mix_until, recipe.augment.shrink))
         for epoch, seconds in enumerate((9.0, 12.0, 14.0, 41.0, 43.0, 45.0, 47.0, 99.0)):
             for step in range(1, 6):
                 torch.ones(2).cumsum(0) if epoch == 7 and step < 4 else torch.ones(2).cumprod(0)
                 on_step(State(epoch=epoch, step=step), None)
             on_epoch({"seconds": seconds})
 
-    asked: list[float] = []
+    asked: list[tuple[float, float]] = []
     monkeypatch.setattr(gpu, "fit", pretend)
     recipe = read_recipe("cifar10", ["model.image_size=32"])
-    assert recipe.augment.mix_until < 1
+    assert recipe.augment.mix_until < 1 and recipe.augment.shrink < 1
     profile = tmp_path / "profile.txt"
-    assert gpu.time_loop(recipe, 5 * 512, torch.device("cpu"), profile) == 5 * 512 / 2.0 and asked == [1.0]
+    assert gpu.time_loop(recipe, 5 * 512, torch.device("cpu"), profile) == 5 * 512 / 2.0 and asked == [(1.0, 1.0)]
     assert "aten::cumsum" in profile.read_text() and "aten::cumprod" not in profile.read_text()
 
 

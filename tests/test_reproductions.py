@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def test_softmax_before_the_loss_confines_it(classes, low, equal, high):
 
 
 def test_the_faithful_model_answers_with_probabilities_and_the_fixed_one_with_logits():
+    torch.manual_seed(0)
     images = torch.rand(4, 1, 28, 28)
     torch.testing.assert_close(Lyon(MNIST, NOTHING)(images).sum(dim=1), torch.ones(4))
     assert (Lyon(MNIST, frozenset(["softmax-loss"]))(images).sum(dim=1) - 1).abs().min() > 1e-3
@@ -261,15 +263,29 @@ def test_it_stops_after_two_rises_of_the_loss_in_a_row(lyon):
 
 @pytest.mark.parametrize(("sittings", "begun"), [(1, [0]), (2, [0, 2])])
 def test_each_sitting_begins_with_the_best_weights_and_a_fresh_optimiser(lyon, sittings, begun):
-    setup, begins = lyon.make(NOTHING), []
+    setup, begins, weights, started = lyon.make(NOTHING), [], [], []
     setup.watch, setup.keep_best, setup.sittings = "test", True, sittings
-    make, rows = setup.optimizer, []
-    setup.optimizer = lambda model: begins.append(len(rows)) or make(model)
+    make = setup.optimizer
+
+    def optimizer(model):
+        begins.append(len(weights))
+        started.append(deepcopy(model.state_dict()))
+        return make(model)
+
+    def epoch(setup, *given):
+        row = train(setup, *given)
+        weights.append(deepcopy(setup.model.state_dict()))
+        return row
+
+    setup.optimizer = optimizer
     with pytest.MonkeyPatch.context() as patch:
         train = shared.train_epoch
-        patch.setattr(shared, "train_epoch", lambda *given: rows.append(0) or train(*given))
+        patch.setattr(shared, "train_epoch", epoch)
         results = run(replace(lyon, make=lambda fixed: setup), epochs=4)
     assert begins == begun
+    if sittings == 2:
+        best = weights[np.argmax([row["val_top1"] for row in results["history"][:2]])]
+        torch.testing.assert_close(started[1], best, rtol=0, atol=0)
     later = results["history"][begun[-1] :]
     assert results["kept_epoch"] == max(later, key=lambda row: row["val_top1"])["epoch"]
     assert results["test"]["top1"] == max(row["val_top1"] for row in later)

@@ -229,8 +229,10 @@ def test_a_shipped_name_is_all_that_the_commands_need(vitreous, at_home, tmp_pat
 def test_a_record_is_that_of_the_model_that_answers(at_home, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnist").mkdir()
-    (tmp_path / "mnist" / "recipe.yaml").write_text("of a run without a model")
     assert bundle_module.find_record("mnist") == at_home / "models" / "mnist"
+    (tmp_path / "mnist" / "recipe.yaml").write_text("of a run without a model")
+    with pytest.raises(ValueError, match=r"^mnist holds no trained model"):
+        bundle_module.find_bundle("mnist")
     monkeypatch.setenv("HOME", str(at_home))
     assert bundle_module.find_record("~/models/mnist") == at_home / "models" / "mnist"
     (tmp_path / "mnist" / "recipe.yaml").unlink()

@@ -42,6 +42,7 @@ ON_OWN = {  # how far figures on images that a run has used can be trusted
     "train": "these are the images that the model learnt from: figures on them are too good",
     "val": "the run had these validation images, which may have helped to choose the model: figures may be too good",
 }
+ON_CALIBRATED = "the temperature was fitted on these images: on others the calibration error is larger"
 TRAIN_HASHES = Path("train_hashes.bin")  # of a run: what `learnt_hashes` reads, if its images were decoded
 RECORD = ("recipe.yaml", "data.json", TRAIN_HASHES)  # of a run: what it was trained on, and how
 
@@ -83,6 +84,16 @@ class Judged:
     def confusion(self) -> np.ndarray:
         """Counts (K, K): row the true class, column the answer."""
         return confusion(self.logits, self.labels)
+
+    @cached_property
+    def digest(self) -> str | None:
+        """The `digest_of` the images and their labels as the model numbers them."""
+        return digest_of(Split(self.images, self.labels.numpy()))
+
+    @property
+    def calibrated_here(self) -> bool:
+        """Whether the temperature is known to have been fitted on these images."""
+        return self.bundle.calibrated_on is not None and self.bundle.calibrated_on == self.digest
 
     @property
     def scaled(self) -> Tensor:
@@ -145,7 +156,8 @@ def calibrated(judged: Judged) -> Bundle:
     factor = fit_temperature(judged.scaled, judged.labels, judged.groups)
     if factor == 1:
         return judged.bundle
-    return replace(judged.bundle, temperature=round(judged.bundle.temperature * factor, 6))
+    temperature = round(judged.bundle.temperature * factor, 6)
+    return replace(judged.bundle, temperature=temperature, calibrated_on=judged.digest)
 
 
 def pooled_figures(parts: Sequence[Judged]) -> dict:
@@ -244,22 +256,23 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
-    own = split == "train" and (data is None or image_set.source == options.source)
-    learnt_from = np.empty(0, np.uint64) if data is None else learnt_hashes(run)  # the split tells
-    caution, among = "", are_among(judged.images, learnt_from)
+    same = data is None or image_set.source == options.source
+    own = same and split == "train"
+    among = are_among(judged.images, np.empty(0, np.uint64) if own else learnt_hashes(run))
+    caution = copies_among(judged.images, among, f"these {len(judged.images)}", "the model")
     if own and data is not None:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
-    elif data is not None:
-        caution = copies_among(judged.images, among, f"these {len(judged.images)}", "the model")
-    elif _others(judged, folder):
+    elif data is None and _others(judged, folder):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
             "decoded by another Pillow? Some may be among those that it learnt from"
         )
     if caution:
         log.warning("%s", caution)
-    elif data is None:  # who asks for these knows it; who reads the report may not
-        caution = ON_OWN.get(split, "")
+    elif same and split in ON_OWN:  # who asks for these may know it; who reads the report may not
+        caution = ON_OWN[split]
+    elif judged.calibrated_here:
+        caution = ON_CALIBRATED
     learnt = own or float(among.mean()) > 0.5
     own_labels = image_set.split(split).labels[judged.rows]
     return replace(judged, caution=caution, learnt=learnt, data=image_set.name, own_labels=own_labels)
@@ -298,7 +311,7 @@ def _others(judged: Judged, folder: Path) -> bool:
     recorded = read_json(folder / "data.json")["hash"].get(judged.name)
     if recorded is None or not isinstance(judged.images, ArrayImages):
         return False
-    return digest_of(Split(judged.images, judged.labels.numpy())) != recorded
+    return judged.digest != recorded
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:

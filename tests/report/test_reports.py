@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from tiny import csv_rows, stripes, tiny_bundle, tiny_recipe, tiny_set
 
-from vitreous import report
+from vitreous import evaluation, report
 from vitreous.card import untested
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import ArrayImages
@@ -300,7 +300,7 @@ def folds(tmp_path_factory):
     out = tmp_path_factory.mktemp("folds") / "cv"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcome, "_draw", lambda *_: None)
-        patch.setattr(outcome, "fit_temperature", lambda logits, *_: 0.5 + logits[0, 0].item() % 1)
+        patch.setattr(evaluation, "fit_temperature", lambda logits, *_: 0.5 + logits[0, 0].item() % 1)
         return fit_folds(recipe, mislabelled(), out=out, device="cpu", console=Console(file=io.StringIO()))
 
 
@@ -382,14 +382,11 @@ def test_an_evaluation_has_its_report(tmp_path):
 
 
 def test_a_temperature_fitted_on_the_images_judged_is_told(tmp_path):
-    bundle = replace(tiny_bundle(), temperature=1.5)
-    judged = judge(bundle, tiny_set().test, device=torch.device("cpu"), precision="float32")
-    for name in ("train", "val", "test"):
-        for data in (None, "photos"):
-            own = replace(judged, name=name)
-            evaluation_report(tmp_path / "r.html", own, model="m", data=data, environment=ENVIRONMENT)
-            text = Page(tmp_path / "r.html").text
-            assert ("Fitted on these very images" in text) == (name == "val" and data is None)
+    judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32", name="test")
+    for images in (judged.digest, "f" * 64, None):
+        own = replace(judged, bundle=replace(judged.bundle, temperature=1.5, calibrated_on=images))
+        evaluation_report(tmp_path / "r.html", own, model="m", data="photos", environment=ENVIRONMENT)
+        assert ("Fitted on these very images" in Page(tmp_path / "r.html").text) == (images == judged.digest)
 
 
 def test_what_was_warned_of_stands_in_the_report(tmp_path):
@@ -404,7 +401,7 @@ def test_what_was_warned_of_stands_in_the_report(tmp_path):
 def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
     assert "Fitted on these" not in answer_sections({"val": judged})[2].body
-    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0))
+    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0, calibrated_on=judged.digest))
     assert "Fitted on these" in answer_sections({"val": judged})[2].body
 
 

@@ -26,7 +26,7 @@ from tiny import (
     write_images,
 )
 
-from vitreous import plots
+from vitreous import evaluation, plots
 from vitreous.data.divide import groups_if_any
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
@@ -35,7 +35,6 @@ from vitreous.evaluation import evaluate, judge_run, own_data
 from vitreous.metrics import group_figures
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report.finished import read_run
-from vitreous.train import outcome
 from vitreous.train.folder import alone
 from vitreous.train.folds import fit_folds
 from vitreous.train.job import Job
@@ -180,7 +179,7 @@ def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message)
 
 def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch, caplog):
     given = []
-    monkeypatch.setattr(outcome, "fit_temperature", lambda logits, labels, groups: given.append(groups) or 1.0)
+    monkeypatch.setattr(evaluation, "fit_temperature", lambda logits, labels, groups: given.append(groups) or 1.0)
     recipe = folds_recipe(data={"group": BY_ANIMAL, "val_fraction": 0.25})
     run = fit_folds(recipe, animals, out=tmp_path / "cv", **quiet())
     rows = csv_rows(run.folder / "answers.csv")

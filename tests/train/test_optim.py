@@ -273,6 +273,16 @@ def test_orthogonalised_matrices_keep_their_directions_and_have_singular_values_
     assert (values - torch.diag_embed(diagonal)).abs().max() < 0.03
 
 
+def test_matrices_are_orthogonalised_alike_in_bfloat16_where_that_is_fast(monkeypatch):
+    matrices = torch.randn(2, 48, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for fast in (False, True):
+        monkeypatch.setattr(optim, "has_fast_bf16", lambda device, fast=fast: fast)
+        found.append(orthogonalised(matrices))
+    assert found[1].dtype == torch.float32 and not torch.equal(*found)
+    assert (found[1] - found[0]).abs().max() < 0.02 and found[0].abs().max() > 0.3
+
+
 def test_muon_leaves_a_weight_without_a_gradient_alone_and_a_zero_gradient_is_no_fault():
     weights = matrices([(8, 8), (8, 8)])
     weights[1].grad = torch.zeros(8, 8)
@@ -305,6 +315,7 @@ def test_warmup_is_linear_and_takes_its_share_of_the_steps(schedule, steps, shar
 def test_the_last_step_has_the_final_rate(schedule, final, steps):
     options = OptimOptions(schedule=schedule, warmup=0.1, final_rate=final)
     assert rate_factor(options, steps - 1, steps) == pytest.approx(final, abs=1e-12)
+    assert rate_factor(options, steps - 0.1, steps) == rate_factor(options, steps - 1, steps)  # by the clock
 
 
 def test_cosine_and_linear_are_curves_of_their_name():
@@ -330,6 +341,7 @@ def test_onecycle_equals_torch(steps):
     options = OptimOptions(schedule="onecycle", warmup=0.3, final_rate=0.5)  # which it does without
     for step in range(steps):
         assert rate_factor(options, step, steps) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6)
+        assert rate_factor(options, steps - 0.1, steps) == rate_factor(options, steps - 1, steps)
         optimizer.step()
         if step < steps - 1:
             scheduler.step()

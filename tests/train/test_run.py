@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import weakref
@@ -47,7 +48,7 @@ from tiny import (
     write_images,
 )
 
-from vitreous import plots, report
+from vitreous import evaluation, plots, report
 from vitreous.card import origin, write_shared
 from vitreous.data import loaders
 from vitreous.data.images import ImageSet, Split
@@ -559,6 +560,8 @@ def test_small_images_are_the_mean_of_what_they_stand_for():
     same = loop.augment(images / 255, changes, recipe.augment, torch.zeros(1))
     small = loop.shrunk(same, recipe, 0.0)
     assert small.shape == (4, 1, 4, 4) and (small[..., 1:-1] - 0.5).abs().max() < 0.15  # neither black nor white
+    least = tiny_recipe(augment={"shrink": 0.1}).resolve(image_size=(16, 16), channels=1, num_classes=3)
+    assert loop.shrunk(same, least, 0.0).shape[2:] == least.model.patch_size  # one patch at least
 
 
 def test_an_interrupted_model_reads_whole_images_again(trained):
@@ -940,15 +943,22 @@ def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):
 
 
 def test_a_last_validation_fits_into_the_time_as_long_as_the_longest(trained, clock, monkeypatch):
-    judge = loop.shared_logits
-    monkeypatch.setattr(loop, "shared_logits", lambda *args: [clock.tick(), clock.tick(), judge(*args)][2])
+    judge, spans = loop.shared_logits, iter([3, 1, 1])
+
+    def slow(*args):
+        clock.now += next(spans)
+        return judge(*args)
+
+    monkeypatch.setattr(loop, "shared_logits", slow)
     rates = []
     monkeypatch.setattr(loop, "set_rates", lambda _, factor: rates.append(factor))
-    recipe = tiny_recipe(epochs=1000, time_limit="17s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
+    recipe = tiny_recipe(epochs=1000, time_limit="18s", optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0})
     run = trained(recipe, tiny_set(), on_step=clock.tick)
-    assert [row["seconds"] for row in metrics_rows(run.folder)] == ["6.0", "12.0", "17.0"]
-    first, others = range(4), (*range(6, 10), *range(12, 15))  # seconds at which their steps begin
-    assert rates == pytest.approx([1 - t / 17 for t in first] + [1 - t / 15 for t in others], abs=1e-3)
+    rows = metrics_rows(run.folder)
+    assert [row["seconds"] for row in rows] == ["7.0", "12.0", "16.0"]
+    first, others = range(4), (*range(7, 11), *range(12, 15))  # seconds at which their steps begin
+    assert rates == pytest.approx([1 - t / 18 for t in first] + [1 - t / 15 for t in others], abs=1e-3)
+    assert {row["images_per_second"] for row in rows} == {"8.0"}  # a batch a second, validation aside
 
 
 def test_a_pass_that_was_cut_short_by_the_clock_ends_with_a_row(trained, clock, monkeypatch):
@@ -1818,7 +1828,7 @@ def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, 
     monkeypatch.setattr(
         pictures, "image_grid", lambda images, titles, path: drawn.update({path.stem: (images, titles)})
     )
-    monkeypatch.setattr(outcome, "fit_temperature", lambda *_: 3.0)
+    monkeypatch.setattr(evaluation, "fit_temperature", lambda *_: 3.0)
     data = tiny_set()
     run = trained(tiny_recipe(epochs=1, optim={"learning_rate": 1e-3}), data)
     rows = [row for row in answers_of(run.folder) if row["split"] == "test" and row["class"] != row["answer"]]
@@ -2147,12 +2157,28 @@ def test_classes_are_followed_by_epoch(trained):
     assert float(metrics_rows(many.folder)[0]["val_top5"]) == many.results["val"]["top5"]
 
 
+def test_twice_a_second_it_tells_the_figures_of_the_epoch_so_far(trained, clock, monkeypatch):
+    told, losses = [], []
+    monkeypatch.setattr(
+        job_module.Display, "step", lambda _, state, *figures: told.append((state.epoch, state.step, *figures))
+    )
+
+    def step(state, loss):
+        clock.now += 0.3
+        losses.append(loss.item())
+
+    run = trained(tiny_recipe(epochs=2), tiny_set(), on_step=step)
+    assert [row[:2] for row in told] == [(0, 2), (0, 4), (1, 2), (1, 4)]
+    assert told[0][2] == pytest.approx(statistics.mean(losses[:2]))
+    assert [row[2:] for row in told[1::2]] == [(row["train_loss"], row["train_top1"]) for row in run.history]
+
+
 def test_the_terminal_shows_every_epoch(tmp_path):
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200)
     fit(tiny_recipe(), tiny_set(), out=tmp_path / "run", pictures=False, console=console)
     assert "stripes: 36 training images, 12 for validation, 3 classes" in text.getvalue()
-    assert "epoch 1/2" in text.getvalue() and "epoch 2/2" in text.getvalue() and "RAM" in text.getvalue()
+    assert "epoch 1/2" in text.getvalue() and "epoch 2/2 step 4/4" in text.getvalue() and "RAM" in text.getvalue()
     assert load_file(tmp_path / "run" / "model" / "model.safetensors")
 
 

@@ -269,6 +269,13 @@ def test_a_run_a_bundle_and_a_shipped_name_are_found(saved, tmp_path, monkeypatc
     assert find_bundle("stripes") == tmp_path / "shipped" / "stripes"
     with pytest.raises(ValueError, match=r"^no model 'strips' here: give a run folder, .*, or one of stripes$"):
         find_bundle("strips")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stripes").mkdir()  # of images, maybe
+    assert is_shipped("stripes")
+    for ours in ("recipe.yaml", "evaluation.json", "fold-1"):
+        (tmp_path / "stripes" / ours).mkdir()
+        assert not is_shipped("stripes")
+        (tmp_path / "stripes" / ours).rmdir()
 
 
 def test_the_record_of_a_run_is_found_from_its_model_and_anothers_is_not(saved, tmp_path, monkeypatch):

@@ -249,7 +249,7 @@ def embed(
         how = "neighbours from train"
     used, accuracy = voters(own, among, k), knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {used}-NN {accuracy:.2%}, {how}")
-    if data is None and split == "train":
+    if split == "train" and (data is None or (options is not None and image_set.source == options.source)):
         more = "" if image_set.judged == split else f": --split {image_set.judged} says more"
         print(f"the model learnt from these images{more}")
     if out is not None:

@@ -116,8 +116,7 @@ def answer_sections(judged: dict[str, Judged], own: bool = True) -> list[Section
         return []
     split, answers = list(judged.items())[-1]
     where = f"Of the {answers.figures['count']:,} {SPLIT_LABELS[split]} images."
-    text = _temperature(answers, fitted_here=own and split == "val")
-    return _sections([answers], answers.figures, where, text, own)
+    return _sections([answers], answers.figures, where, _temperature(answers), own)
 
 
 def fold_sections(parts: Sequence[Judged], pooled: dict[str, Any]) -> list[Section]:
@@ -247,12 +246,12 @@ def _head(*names: str, text: int = 1) -> str:
     return f"<thead><tr>{''.join(cells)}</tr></thead>"
 
 
-def _temperature(answers: Judged, fitted_here: bool) -> str:
-    """Describe the bundle's temperature. fitted_here: whether it was fitted on these images."""
+def _temperature(answers: Judged) -> str:
+    """Describe the bundle's temperature."""
     temperature = answers.bundle.temperature
     if temperature == 1:
         return "The temperature is 1: none was fitted, or the images held out for it could not tell it from 1."
-    more = " Fitted on these very images: on others the error will be larger." if fitted_here else ""
+    more = " Fitted on these very images: on others the error will be larger." if answers.calibrated_here else ""
     return (
         f"Logits are divided by {temperature:.3f}, which was fitted on held-out images (Guo et al. 2017), is "
         f"kept with the model and used by <code>vitreous predict</code>. No answer changes by it.{more}"

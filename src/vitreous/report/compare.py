@@ -29,6 +29,7 @@ GAINED = (  # what the rows with p-values say
     "drawn anew. p: how often two equally good "
     "models would differ at least as much, so a large p says that this difference may well be chance."
 )
+FEW = 10  # differing images, or groups of them: of fewer, an interval by Student's distribution tells too much
 NEW_SEEDS = "Intervals over seeds are about new seeds on these same images."
 AGAINST = "  against the first"  # the names of the rows with p-values
 BY_FOLD = "  by fold, against the first"
@@ -104,6 +105,8 @@ def gain_interval(first: Finished, run: Finished, split: str) -> str | None:
     found = _gains(first, run, split)
     if not isinstance(found, np.ndarray):
         return None
+    if np.count_nonzero(found[:, 0] - found[:, 1]) < FEW:
+        return "too few differ to tell"
     interval = gain_per_image(found[:, 0] - found[:, 1], found[:, 2])
     return interval and f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f} points"
 

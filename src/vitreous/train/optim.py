@@ -182,6 +182,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
     """The learning rate at step `step` (from 0) of `steps`, as a share of its peak. By the clock, `step` is a float."""
+    step = min(step, steps - 1)  # by the clock, the last steps lie after it
     if options.schedule == "onecycle":  # Smith and Topin 2018, with the constants of torch's OneCycleLR
         rise = 0.3 * steps - 1
         if step <= rise:
@@ -190,7 +191,7 @@ def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
     warmup = round(options.warmup * steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    done = min((step - warmup) / max(steps - 1 - warmup, 1), 1.0)
+    done = (step - warmup) / max(steps - 1 - warmup, 1)
     if options.schedule == "cosine":
         return _cosine(1.0, options.final_rate, done)
     if options.schedule == "linear":

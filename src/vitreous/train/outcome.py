@@ -11,9 +11,9 @@ from vitreous.data.check import are_among, copies_among, digest_of, image_hashes
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
-from vitreous.evaluation import TRAIN_HASHES, Judged, judge, write_answers, write_classes
+from vitreous.evaluation import TRAIN_HASHES, Judged, calibrated, judge, write_answers, write_classes
 from vitreous.files import replace_file, write_json
-from vitreous.metrics import NAMES, fit_temperature
+from vitreous.metrics import NAMES
 from vitreous.train.folder import optional
 from vitreous.train.job import Job
 from vitreous.train.preview import first_batch
@@ -40,7 +40,7 @@ def finish(job: Job) -> dict[str, Any]:
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
-        bundle = replace(bundle, temperature=fit_temperature(val.logits, val.labels, val.groups))
+        bundle = calibrated(val)
         judged["val"] = replace(val, bundle=bundle)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:

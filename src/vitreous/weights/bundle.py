@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitreous.device import pick_device
-from vitreous.files import path_of, replace_file, write_json
+from vitreous.files import path_of, read_json, replace_file, write_json
 from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
@@ -38,6 +38,8 @@ class Bundle:
     class_names: tuple[str, ...]
     temperature: float = 1.0
     """Divides the logits before the softmax; fitted on held-out images after training."""
+    calibrated_on: str | None = None
+    """The `digest_of` the images that the temperature was fitted on, if they are known."""
 
     def __post_init__(self) -> None:
         config, preprocess = self.model.config, self.preprocess
@@ -96,6 +98,7 @@ class Bundle:
             "preprocess": self.preprocess.model_dump(mode="json", exclude_none=True),
             "class_names": list(self.class_names),
             "temperature": self.temperature,
+            **({"calibrated_on": self.calibrated_on} if self.calibrated_on else {}),
         }
 
     def to(self, device: str) -> torch.device:
@@ -123,7 +126,8 @@ class Bundle:
         folder = path_of(folder)
         if not any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
             folder = find_bundle(folder)
-        model_config, preprocess, class_names, temperature = read_config(folder)
+        model_config, *others = read_config(folder)
+        calibrated_on = read_json(folder / CONFIG).get("calibrated_on")
         try:
             check_fetched(folder / WEIGHTS)
             weights = load_file(folder / WEIGHTS, device="cpu")
@@ -136,7 +140,7 @@ class Bundle:
         _check(folder, model, weights)
         model.load_state_dict(weights)
         try:
-            return Bundle(model.eval(), preprocess, class_names, temperature)
+            return Bundle(model.eval(), *others, calibrated_on)
         except ValueError as error:
             raise ValueError(f"{folder / CONFIG}: {error}") from error
 
@@ -172,7 +176,8 @@ def find_bundle(run: os.PathLike[str] | str) -> Path:
     if "://" in str(run):
         raise ValueError(f"'{run}' is a URL, which is not taken: download the model first, and give its file or folder")
     run = path_of(run)
-    for folder in (run / "model", run, SHIPPED / run):
+    ours = any((run / name).exists() for name in ("recipe.yaml", "evaluation.json", "fold-1"))
+    for folder in (run / "model", run, *([] if ours else [SHIPPED / run])):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
     shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{CONFIG}"))
