@@ -1,8 +1,9 @@
-# make digits: set up, and train a small ViT on real images.  make test: set up for development, and run the tests.
+# make digits: set up, and train a small ViT on real images.  make test: set up for development, and run the tests;
+# make slow: those that take minutes.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: digits install test check bench clean
+.PHONY: digits install test slow check bench clean
 
 digits: .venv/base
 	$(BIN)/vitreous train digits
@@ -21,6 +22,9 @@ install: .venv/dev
 
 test: install
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile
+
+slow: install
+	$(BIN)/python -m pytest -m "slow and not gpu"
 
 check: install
 	$(BIN)/ruff check .

@@ -161,8 +161,9 @@ def main() -> None:
             if options.only is None or name.startswith(options.only):
                 results[name] = summed_up(measure())
                 results[name] |= {"settings": settings} if name == "finetune" else {}
+                results[name]["machine"] = machine(pick_device())
     if not options.quick:
-        save(file, results | {"weights": ARCH, "data": "pizza_steak_sushi", "machine": machine(pick_device())})
+        save(file, results | {"weights": ARCH, "data": "pizza_steak_sushi"})
     for name in ("probe", "probe_cls_mean", "finetune", "default"):
         if name in results:
             line = "{0}: top-1 {mean:.2%} +- {sd:.2%} over {n} folds, {split:.2%} on the split"

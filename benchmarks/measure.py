@@ -17,7 +17,7 @@ from vitreous.data.stores import FileImages
 from vitreous.device import cpu_capabilities, has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
-from vitreous.recipe import Recipe, flat, read_recipe
+from vitreous.recipe import Recipe, flat
 from vitreous.train.run import fit
 
 RESULTS = Path(__file__).parent / "results"
@@ -99,17 +99,28 @@ def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "
     ValueError where the run in the folder is of another recipe.
     """
     finished = folder / "results.json"
-    if finished.exists():
-        own = flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json"))
-        asked = flat(recipe.model_dump(mode="json", exclude_unset=True))
-        places = {"data.source", "start.weights", "distill.teacher"}  # made absolute in a run
-        if other := [f"{key}={own[key]}" for key in asked.keys() - places if own[key] != asked[key]]:
-            raise ValueError(f"{folder} is a run with {min(other)}: move it away, or measure something else")
-    else:
+    claim(recipe, folder)
+    if not finished.exists():
         run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
         if run.results is None:
             raise KeyboardInterrupt
     return read_json(finished)
+
+
+def claim(recipe: Recipe, folder: Path) -> None:
+    """Note beside a folder which recipe is to be run in it, all of its settings.
+
+    Raises ValueError where a run of another recipe is there: its results would be taken for this one's.
+    """
+    note, asked = folder.with_name(f"{folder.name}.json"), flat(recipe.model_dump(mode="json"))
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, asked)
+    elif not note.exists():
+        raise ValueError(f"{folder} is of a recipe that no {note.name} beside it tells: move it away")
+    elif (own := read_json(note)) != asked:
+        key = min(key for key in own.keys() | asked.keys() if own.get(key) != asked.get(key))
+        raise ValueError(f"{folder} is a run with {key}={own.get(key)}: move it away, or measure something else")
 
 
 def save(path: Path, results: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, pooled, trained
+from measure import RESULTS, claim, pooled, trained
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import hardware, run
@@ -84,6 +84,7 @@ class Ours:
         folder = RUNS / self.name
         if self.folds:
             finished = folder / "results.json"
+            claim(recipe, folder)
             if not finished.exists():
                 fit_folds(recipe, pooled(data), out=folder, device=device, resume=(folder / "recipe.yaml").exists())
             if not finished.exists():

@@ -161,8 +161,8 @@ def pretrained() -> str:
         "The second half of the guide takes a pretrained model. DeiT-Tiny reaches "
         f"{100 * probe:.2f}% on the same 75 images with a new head alone (`--recipe probe`), {100 * tuned:.2f}% "
         f"fine-tuned (`--recipe finetune {' '.join(content['finetune']['settings'])}`), one run each "
-        f"({_machine(content['machine'])}). These settings were chosen on folds of the 300 images; recipe `finetune` "
-        f"as it is has {100 * plain:.2f}%{', too' * (plain == tuned)}. On folds: "
+        f"({_machine(content['finetune']['machine'])}). These settings were chosen on folds of the 300 images; recipe "
+        f"`finetune` as it is has {100 * plain:.2f}%{', too' * (plain == tuned)}. On folds: "
         "[measured](measurements.md#from-trained-weights)."
     )
 

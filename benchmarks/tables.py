@@ -253,9 +253,7 @@ def probed(tuned: dict) -> str:
     """What a new head alone reaches on the folds of the fine-tuning."""
     folds = [fold for fold in tuned["finetune"]["top1"] if fold != "split"]
     same = 100 * statistics.mean(tuned["probe_cls_mean"]["top1"][fold] for fold in folds)
-    return (
-        f"On the {len(folds)} folds of the fine-tuning a new head alone, on class token and mean, reaches {same:.2f}%."
-    )
+    return f"A new head alone, on class token and mean, reaches {same:.2f}% on the {len(folds)} folds of fine-tuning."
 
 
 def deployment_sentence(deployment: dict) -> str:

@@ -25,6 +25,7 @@ import torch
 from measure import RESULTS, declare_torchvision_operators
 from scaling import exponent
 
+from vitreous.recipe.schema import make_recipe
 from vitreous.train.run import fit
 
 BENCHMARKS = Path(augment.__file__).parent
@@ -123,11 +124,13 @@ def test_benchmarks_that_code_and_makefile_name_are_there():
         ("scaling", "peak memory, MB"),
         ("finetune", "on the split"),
         ("own_checkpoint", "recipe digits from scratch"),
+        ("time_to_accuracy digits", "4s: test top-1"),
     ],
 )
 def test_quick_runs_print_a_table_and_write_nothing(name, last):
     before = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
-    command = [sys.executable, "-W", "error", BENCHMARKS / f"{name}.py", "--quick"]
+    name, *words = name.split()
+    command = [sys.executable, "-W", "error", BENCHMARKS / f"{name}.py", *words, "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "120"}, timeout=600)
     assert done.returncode == 0 and last in done.stdout, done.stderr
     assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == before
@@ -211,12 +214,15 @@ def test_a_run_that_was_interrupted_ends_the_list_goes_on_next_time_and_is_then_
 
     monkeypatch.setattr(measure, "fit", lambda *_, **__: pytest.fail("trained again"))
     assert measure.trained(recipe, image_set, tmp_path / "run", "cpu") == results
-    other = recipe.with_options("optim", learning_rate=0.5)
     own = recipe.optim.learning_rate
-    with pytest.raises(
-        ValueError, match=rf"run is a run with optim\.learning_rate={own}: move it away, or measure som"
-    ):
-        measure.trained(other, image_set, tmp_path / "run", "cpu")
+    without = recipe.model_dump(exclude_unset=True)
+    del without["optim"]["learning_rate"]  # what a recipe no longer sets is another value, too
+    for other in (recipe.with_options("optim", learning_rate=0.5), make_recipe(without, "")):
+        with pytest.raises(ValueError, match=rf"run is a run with optim\.learning_rate={own}: move it away, or measu"):
+            measure.trained(other, image_set, tmp_path / "run", "cpu")
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ValueError, match=r"run is of a recipe that no run\.json beside it tells: move it away"):
+        measure.trained(recipe, image_set, tmp_path / "run", "cpu")
 
 
 def test_the_figures_of_a_recipe_and_their_file_name_the_device_that_fit_takes(monkeypatch):
