@@ -17,10 +17,14 @@ import torch.nn.functional as F
 from measure import RESULTS, interleaved, machine, save, units
 from torch import Tensor
 
-from vitreous.device import pick_device, pick_precision
+from vitreous.device import autocast, pick_device, pick_precision
+from vitreous.model import ViT
 from vitreous.model.attention import attention_weights
 from vitreous.model.linear import as_convolution
+from vitreous.model.patches import ConvMean
+from vitreous.recipe import read_recipe
 
+POOLED = ("cifar10-cpu", "cifar10-amx", "small-images", "cifar10")  # recipes with such a stem
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -115,6 +119,46 @@ def there_and_back(call: Callable[[], Tensor], inputs: list[Tensor]) -> None:
     torch.autograd.grad(output, inputs, output)
 
 
+class MeanLast(ConvMean):
+    """`ConvMean` as it is written down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(F.conv2d(x, self.weight, padding=1), self.stride)
+
+
+def step_of(recipe: str, kind: type[ConvMean], batch: int, device: torch.device) -> Callable[[], None]:
+    """Forward and backward of a recipe's model on images of 32 x 32, with pooled convolutions of this kind."""
+    model = ViT(read_recipe(recipe).resolve(image_size=(32, 32), channels=3, num_classes=10).model).to(device)
+    for module in model.modules():
+        if isinstance(module, ConvMean):
+            module.__class__ = kind
+    images, labels = torch.randn(batch, 3, 32, 32, device=device), torch.zeros(batch, dtype=torch.long, device=device)
+
+    def step() -> None:
+        model.zero_grad()
+        with autocast(device, pick_precision("auto", device)):
+            logits = model(images).float()
+        F.cross_entropy(logits, labels).backward()
+
+    return step
+
+
+def compare_steps(batch: int, device: torch.device, rounds: int) -> list[dict]:
+    """Time whole steps with the mean last and first; print how much faster they are. Returns rows for JSON."""
+    rows = []
+    for recipe in POOLED:
+        kinds = {"mean last": MeanLast, "mean first": ConvMean}
+        timings = interleaved(
+            {name: step_of(recipe, kind, batch, device) for name, kind in kinds.items()}, device, rounds, 1
+        )
+        last, first = (timing["median"] for timing in timings.values())
+        print(
+            f"a step of {recipe}, {batch} images: {1000 * first:.0f} ms, {last / first:.2f} times as fast as mean last"
+        )
+        rows += [{"recipe": recipe, "batch": batch, "form": form, "seconds": each} for form, each in timings.items()]
+    return rows
+
+
 def compare(
     subject: Subject, shapes: list[tuple[int, ...]], device: torch.device, rounds: int, calls: int
 ) -> list[dict]:
@@ -152,6 +196,8 @@ def main() -> None:
     for name in [options.only] if options.only else SUBJECTS:
         subject = SUBJECTS[name]
         rows = compare(subject, subject.quick if options.quick else subject.shapes, device, rounds, calls)
+        if name == "pool":
+            rows += compare_steps(8 if options.quick else 128, device, rounds)
         if not options.quick:
             results = {"machine": machine(device), "rounds": rounds, "rows": rows}
             save(RESULTS / f"{name}-{units(device)}.json", results)

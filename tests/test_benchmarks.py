@@ -114,7 +114,7 @@ def test_benchmarks_that_code_and_makefile_name_are_there():
 @pytest.mark.parametrize(
     ("name", "last"),
     [
-        ("forms", "8, 65, 128, 64"),
+        ("forms", "a step of cifar10, 8 images"),
         ("deployment", "batch 32        int8"),
         ("augment", "kornia draws the two RandAugment operations for the whole batch"),
         ("cures", "after two passes"),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import get_type_hints
@@ -373,6 +374,7 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
     image = "photos/test/bee/002.png"
     plain, unsure = (next(prediction.predict(bundle, [image])) for bundle in (before, after))
     assert plain.classes == unsure.classes and unsure.probabilities[0] < plain.probabilities[0]
+    assert after.digest() == replace(after, calibrated_on=None).digest()  # the model is the same
     cautions = [evaluation.judge_run(tmp_path / "new", work / "photos" / name).caution for name in ("train", "test")]
     assert cautions == ["the temperature was fitted on these images: on others the calibration error is larger", ""]
 

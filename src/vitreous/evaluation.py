@@ -256,6 +256,8 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
+    if data is None and split == "val" and bundle.calibrated_on is None:  # of a run that did not note it yet
+        judged = replace(judged, bundle=replace(bundle, calibrated_on=judged.digest))
     same = data is None or image_set.source == options.source
     own = same and split == "train"
     among = are_among(judged.images, np.empty(0, np.uint64) if own else learnt_hashes(run))
@@ -344,7 +346,7 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     data = load(options.source, skip_broken=options.skip_broken, fetch=fetch).divided(options)
     if differs(data, read_json(folder / "data.json")):
         raise ValueError(
-            f"{options.source} has changed since {run} was trained on it, so its splits are others: name the DATA to "
-            "judge it on"
+            f"{options.source} has changed since {run} was trained on it, or is divided otherwise now, so its splits "
+            "are others: name the DATA to judge it on"
         )
     return data

@@ -215,6 +215,10 @@ def test_classes_that_lie_a_folder_too_deep_are_said(tmp_path, caplog):
     assert load(tmp_path / "toys").class_names == ("ball", "test_tube", "train_set")
     assert caplog.messages[0].startswith(f"{tmp_path / 'toys'}: p1, p2 lie below each of several classes")
     caplog.clear()
+    write_folder(tmp_path / "digits", {f"{digit}/{writer}": 1 for digit in (0, 1, 2) for writer in (1, 2)})
+    assert load(tmp_path / "digits").class_names == ("0", "1", "2")
+    assert len(caplog.messages) == 1 and "digits: 1, 2 lie below each of several classes" in caplog.text
+    caplog.clear()
     write_folder(tmp_path / "animals", {"cat/manx": 1, "cat/indoors": 1, "dog/indoors": 1, "dog/collie": 1})
     assert load(tmp_path / "animals").class_names == ("cat", "dog") and not caplog.messages
 
@@ -250,6 +254,7 @@ def test_images_for_testing_do_not_become_classes_or_training_images(tmp_path, f
         "vehicle/train vehicle/car animal/dog",
         "train_car/p1 test_tube/p2",
         "cat dog mixed mixed/cat mixed/dog",
+        "passport/valid passport/expired ticket",
     ],
 )
 def test_a_class_may_have_folders_of_any_other_kind(tmp_path, caplog, folders):
@@ -355,6 +360,20 @@ def test_files_of_a_split_in_several_folders_are_not_joined(tmp_path):
     assert len(load(tmp_path / "big").test) == 2
 
 
+def test_of_numbered_files_those_in_the_folder_of_a_split_are_its_own(tmp_path, caplog):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for name in ("train", "test", "test_ood"):
+        write_parquet(tmp_path / name / "0000.parquet", columns)
+    assert len(load(tmp_path).test) == 2
+    assert caplog.messages == [f"{tmp_path}: files named only somewhat like test are left out: 0000.parquet"]
+
+
+def test_a_column_of_splits_is_no_label_even_if_it_names_classes(tmp_path):
+    columns = {"image": hub_images(pixels(4)), "kind": ["owl", "cod"] * 2, "split": [0, 0, 1, 1]}
+    write_parquet(tmp_path / "x.parquet", columns, hub_features("train", "test", label="split"))
+    assert load(tmp_path / "x.parquet").class_names == ("cod", "owl")
+
+
 @pytest.mark.parametrize("name", ["split", "Split"])
 def test_a_column_divides_the_rows_of_parquet_files(tmp_path, name):
     arrays, words = pixels(6), ["test", "Train", "train", "validation", "train", "test"]
@@ -387,10 +406,9 @@ def test_a_column_of_splits_needs_no_labels_in_rows_for_testing(tmp_path, caplog
         ("split", ["train", "test", "tset"], False, "'split' is 'tset' in some rows, which is none of train, "),
         ("split", ["train", None, "val"], False, "'split' is '' in some rows, which is none of train"),
         ("split", ["val", "test", "test"], False, "has rows of test and val, and none of train"),
-        ("split", ["train", "val", "val"], True, "'split' divides the rows of files for training, beside files of test "
-         "and train: write one file for each split"),
         ("subset", ["train", "val", "test"], False, "'subset' tells what images are for training: call it 'split', or"),
         ("split", ["train", "train", "train"], True, None),
+        ("split", ["train", "val", "val"], True, None),
         ("split", ["easy", "hard", None], False, None),
         ("subset", ["train", "val", "test"], True, None),  # the names of the files say more
         ("subset", ["train", "val", "other"], False, None),
@@ -407,6 +425,15 @@ def test_a_column_of_splits_is_not_passed_over(tmp_path, column, words, beside, 
     else:
         with pytest.raises(ValueError, match=reason):
             load(tmp_path)
+
+
+def test_a_column_of_splits_beside_files_of_splits_is_told(tmp_path, caplog):
+    columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
+    for name in ("train", "test"):
+        write_parquet(tmp_path / f"{name}.parquet", columns | {"split": ["train", "extra"]})
+    assert len(load(tmp_path).train) == 2
+    said = f"{tmp_path}: the names of its files tell the splits, and column 'split' is passed over"
+    assert [message for message in caplog.messages if "split" in message] == [said]
 
 
 def test_a_column_of_splits_that_a_file_lacks_is_told(tmp_path):

@@ -113,7 +113,8 @@ def check_text(path: Path) -> None:
 
 
 def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> None:
-    """Raises ValueError for training classes that are none, as the folders within show, and warns where they may be.
+    """Raises ValueError where folders within training classes show that these are no classes, or hold images for
+    testing; warns where that may be so.
 
     files_of: the images of each class, by its folder.
     """
@@ -122,29 +123,34 @@ def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> 
         name, place, within = folder.name, folder, _folders_of(files, folder)
         if within == {name}:  # as an archive is unpacked into a folder of its name
             place, within = folder / name, _folders_of(files, folder / name)
-        if held := sorted(key for key in within if SPLITS.get(key.lower()) in ("val", "test")):
+        held = sorted(key for key in within if SPLITS.get(key.lower()) in ("val", "test"))
+        if held and within <= {"", *(key for key in within if key.lower() in SPLITS)}:
             way_out = f"move them to {root / held[0] / name}, or rename the folder"
             raise ValueError(
                 f"{place / held[0]} lies below a class, so its images would be trained on: "
                 f"{way_out if len(files_of) > 1 else f'give {place}'}"
             )
-        if "" in within:
+        if "" not in within:
+            inner[place] = within
+    divided = {place.name: within for place, within in inner.items()}
+    for place, within in inner.items():
+        # subjects 1, 2, 3 below each of the classes 1, 2, 3 are no classes
+        alike = sorted(key for key in within & (names - {place.name}) if within.isdisjoint(divided.get(key, ())))
+        if not alike:
             continue
-        inner[name] = within
-        if alike := sorted(within & (names - {name})):
-            said = (
-                f"{place} has no images but folders called like other classes, {shorten(alike, 5)}: if they are for "
-                f"testing, make it {root / 'test'}; if it is a class, rename them"
-            )
-            if len(alike) == len(within):
-                raise ValueError(said)
-            log.warning("%s", said)
+        said = (
+            f"{place} has no images but folders called like other classes, {shorten(alike, 5)}: if they are for "
+            f"testing, make it {root / 'test'}; if it is a class, rename them"
+        )
+        if len(alike) == len(within):
+            raise ValueError(said)
+        log.warning("%s", said)
     if len(inner) < 2 or len(shared := sorted(set.intersection(*inner.values()))) < 2:
         return
-    splits = {split_in(name) for name in inner}
+    splits = {split_in(name) for name in divided}
     if "train" in splits and "" not in splits and len(splits) > 1:
         raise ValueError(
-            f"{root}: {', '.join(inner)} hold the same folders, {shorten(shared, 5)}, so they are splits and no "
+            f"{root}: {', '.join(divided)} hold the same folders, {shorten(shared, 5)}, so they are splits and no "
             "classes: make these train/<class> and test/<class>"
         )
     log.warning(

@@ -263,7 +263,7 @@ def tell_joined(names: Collection[str], label: str, source: str) -> None:
     if joined:
         log.warning(
             "%s: one label an image: '%s' joins others of '%s' and is read as a class of its own (%d such): "
-            "where an image has several, keep the one that counts",
+            "where an image has several labels, keep the one that counts; a name of several words is fine",
             source, joined[0], label, len(joined),
         )  # fmt: skip
 

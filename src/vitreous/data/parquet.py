@@ -140,7 +140,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     elif nameless:
         of_split["train"] = nameless
     for split, paths in of_split.items():
-        exact = [path for path in paths if SPLITS.get(_series(path)) == split]
+        exact = [path for path in paths if SPLITS.get(_series(path) or path.parent.name.lower()) == split]
         if exact and (others := sorted(path.name for path in paths if path not in exact)):
             log.warning("%s: files named only somewhat like %s are left out: %s", source, split, shorten(others, 5))
             of_split[split] = exact
@@ -182,7 +182,7 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
     if class_names is None:
         class_names = tuple(map(str, np.unique(found["train"][2])))
         tell_joined(class_names, label, source)
-    splits = {}
+    splits, stored = {}, {}
     for split, (paths, rows, labels, names) in found.items():
         if names != class_names:
             if names and not 0 <= labels.min() <= labels.max() < len(names):
@@ -191,7 +191,9 @@ def _read_parquet(root: Path, files: list[Path], name: str, source: str, label: 
                 )
             words = [names[i] if names else str(i) for i in labels]
             labels = match_labels(words, class_names, f"{source}: {split}")
-        images = ParquetImages(paths, image, root)
+        if paths[0] not in stored:
+            stored[paths[0]] = ParquetImages(paths, image, root)
+        images = stored[paths[0]]
         splits[split] = Split(images if rows is None else images.take(rows), labels.astype(np.int64))
     return ImageSet(name, source, class_names, **splits)
 
@@ -215,15 +217,13 @@ def _rows_by_split(of_split: dict[str, list[Path]], label: str, source: str) -> 
     kinds = np.unique(words).tolist()
     if len(kinds) == 1 or SPLITS.keys().isdisjoint(kinds):
         return whole
+    if len(of_split) > 1:
+        log.warning("%s: the names of its files tell the splits, and column '%s' is passed over", source, called)
+        return whole
     if unknown := [kind for kind in kinds if kind not in SPLITS]:
         raise ValueError(
             f"{source}: '{called}' is '{unknown[0]}' in some rows, which is none of {', '.join(SPLITS)}: write one of "
             "them, or rename the column"
-        )
-    if len(of_split) > 1:
-        raise ValueError(
-            f"{source}: '{called}' divides the rows of files for training, beside files of {' and '.join(whole)}: "
-            "write one file for each split, or leave the column out"
         )
     if "train" not in kinds:
         raise ValueError(f"{source} has rows of {' and '.join(kinds)}, and none of train")
@@ -342,7 +342,11 @@ def _columns(file: Path, label: str | None) -> tuple[str, str, tuple[str, ...] |
     labels = [field.name for field in schema if holds_labels(field.type)]
     if label is not None and label not in labels:
         raise ValueError(f"{file} has no column '{label}' of labels: it has {', '.join(labels) or 'none'}")
-    labels = stated("ClassLabel") or [name for name in labels if name.lower() != "split"] if label is None else [label]
+    if label is None:
+        of_classes = [name for name in stated("ClassLabel") if name.lower() != "split"]
+        labels = of_classes or [name for name in labels if name.lower() != "split"]
+    else:
+        labels = [label]
     preferred = [name for name in LABEL_COLUMNS if name in labels] or labels
     if len(images) != 1 or not preferred or (len(labels) > 1 and preferred[0] not in LABEL_COLUMNS):
         raise ValueError(

@@ -251,4 +251,4 @@ class EMA:
 
 
 def _cosine(start: float, end: float, done: float) -> float:
-    return end + (start - end) * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2

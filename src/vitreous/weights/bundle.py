@@ -1,6 +1,7 @@
 """A trained model on disk: a folder with its weights and everything else that its predictions need.
 
-`model.safetensors`, and `config.json` with the model, its preprocessing, its class names and its temperature.
+`model.safetensors`, and `config.json` with the model, its preprocessing, its class names, its temperature, and
+which images that was fitted on.
 """
 
 import hashlib
@@ -90,7 +91,8 @@ class Bundle:
 
     def save_config(self, folder: Path) -> None:
         """Write everything but the weights."""
-        write_json(folder / CONFIG, self._config())
+        known = {"calibrated_on": self.calibrated_on} if self.calibrated_on else {}
+        write_json(folder / CONFIG, self._config() | known)
 
     def _config(self) -> dict:
         return {
@@ -98,7 +100,6 @@ class Bundle:
             "preprocess": self.preprocess.model_dump(mode="json", exclude_none=True),
             "class_names": list(self.class_names),
             "temperature": self.temperature,
-            **({"calibrated_on": self.calibrated_on} if self.calibrated_on else {}),
         }
 
     def to(self, device: str) -> torch.device:
