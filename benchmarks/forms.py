@@ -2,7 +2,7 @@
 
 The tables behind `products_are_faster`, `convolution_is_faster` and `ConvMean`.
 
-python benchmarks/forms.py            # a quarter of an hour on two cores; writes results/attention-avx2.json or the
+python benchmarks/forms.py            # twenty minutes on two cores; writes results/attention-avx2.json or the
                                       # like, results/linear-avx2.json and results/pool-avx2.json
 python benchmarks/forms.py --quick    # seconds, on small shapes; writes nothing
 """
@@ -197,7 +197,7 @@ def main() -> None:
         subject = SUBJECTS[name]
         rows = compare(subject, subject.quick if options.quick else subject.shapes, device, rounds, calls)
         if name == "pool":
-            rows += compare_steps(8 if options.quick else 128, device, rounds)
+            rows += compare_steps(8 if options.quick else 128, device, rounds // 2)
         if not options.quick:
             results = {"machine": machine(device), "rounds": rounds, "rows": rows}
             save(RESULTS / f"{name}-{units(device)}.json", results)

@@ -30,15 +30,18 @@ def test_what_would_do_nothing_is_refused_where_someone_gives_it_and_not_where_i
     assert "optim.muon_weight_decay=0.3" in reason and recipe.optim.name == "adamw"
 
 
+FINER = ["model.patch_size=2", "model.stem_strides=[1,2,1,1,1]"]
+
+
 @pytest.mark.parametrize(
     ("count", "side", "name", "settings"),
     [
-        (10, 8, "small-images", ["epochs=300", "model.patch_size=2", "augment.shift=1"]),
-        (10, 16, "small-images", ["epochs=300", "model.patch_size=2", "augment.shift=2"]),
-        (10, 17, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=2"]),
-        (10_000, 8, "small-images", ["epochs=50", "model.patch_size=2", "augment.shift=1"]),
-        (100_000, 4, "small-images", ["epochs=20", "model.patch_size=2", "augment.shift=0"]),
-        (10, 64, "small-images", ["epochs=300", "model.patch_size=4", "augment.shift=4"]),
+        (10, 8, "small-images", ["epochs=300", *FINER, "augment.shift=1"]),
+        (10, 16, "small-images", ["epochs=300", *FINER, "augment.shift=2"]),
+        (10, 17, "small-images", ["epochs=300", "augment.shift=2"]),
+        (10_000, 8, "small-images", ["epochs=50", *FINER, "augment.shift=1"]),
+        (100_000, 4, "small-images", ["epochs=20", *FINER, "augment.shift=0"]),
+        (10, 64, "small-images", ["epochs=300", "augment.shift=4"]),
         (10, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3", "best_by=loss"]),
         (999, 65, "photos", ["epochs=300", "optim.muon_weight_decay=0.3", "best_by=loss"]),
         (1_000, 65, "photos", ["epochs=300"]),
@@ -121,14 +124,14 @@ def test_a_named_set_is_itself_even_beside_a_folder_of_its_name(tmp_path, monkey
 def test_a_folder_gets_the_recipe_of_its_images_and_says_so(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe, data, reason = choose_recipe("photos", None, ["optim.batch_size=16"])
-    settings = "epochs=300 model.patch_size=2 augment.shift=1"
+    settings = f"epochs=300 {' '.join(FINER)} augment.shift=1"
     assert reason == f"recipe small-images, chosen for 30 training images: {settings}"
     assert len(data.train) == 30 and recipe.data.source == str(photos)  # wherever the run is resumed
     assert (recipe.epochs, recipe.model.patch_size, recipe.augment.shift) == (300, (2, 2), 1)
     assert recipe.optim.batch_size == 16
     assert recipe.optim.name == read_recipe("small-images").optim.name
     _, _, reason = choose_recipe("photos", None, ["epochs=2"])
-    assert reason.endswith("training images: model.patch_size=2 augment.shift=1")  # without what is not so
+    assert reason.endswith(f"training images: {' '.join(FINER)} augment.shift=1")  # without what is not so
 
 
 def test_a_folder_of_images_of_many_sizes_gets_the_recipe_for_photos(photos):

@@ -125,6 +125,7 @@ def test_what_belongs_together_is_held_out_together(animals):
         tested += parts[2]
     assert len(tested) == 12 == len(set(tested))
     assert all(len(animals.with_validation(0.02, seed, BY_ANIMAL).val) for seed in range(8))  # few as they are
+    assert 4 <= len(animals_in(animals.with_validation(0.9, 0, BY_ANIMAL).val)) <= 8  # at most one half
     assert len({frozenset(animals_in(animals.with_validation(0.25, seed, BY_ANIMAL).val)) for seed in range(4)}) > 1
 
 

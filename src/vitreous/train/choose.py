@@ -138,8 +138,9 @@ def recipe_for(data: ImageSet, count: int) -> tuple[str, list[str]]:
     if shape is None or max(shape[1:]) > SMALL:
         few = count < FEW
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
-    patch, shift = (2 if min(shape[1:]) <= 16 else 4), min(4, min(shape[1:]) // 8)
-    return "small-images", [f"epochs={epochs}", f"model.patch_size={patch}", f"augment.shift={shift}"]
+    tiny = min(shape[1:]) <= 16
+    finer = ["model.patch_size=2", "model.stem_strides=[1,2,1,1,1]"] if tiny else []
+    return "small-images", [f"epochs={epochs}", *finer, f"augment.shift={min(4, min(shape[1:]) // 8)}"]
 
 
 def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
