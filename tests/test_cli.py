@@ -186,7 +186,7 @@ def test_a_set_without_a_recipe_gets_one_and_is_told(vitreous, tmp_path):
     code, out, _ = vitreous(
         "train", "photos", "epochs=1", "model.size=nano/4", "model.depth=1", "--out", tmp_path / "a"
     )
-    assert code == 0 and "recipe small-images, chosen for 36 training images: model.patch_size=2" in out
+    assert code == 0 and "recipe small-images, chosen for 36 training images: augment.shift=1" in out
     assert json.loads((tmp_path / "a" / "results.json").read_text())["epochs"] == 1
 
 

@@ -152,6 +152,22 @@ def test_what_is_asked_for_wins_over_what_is_chosen(photos):
     assert recipe.epochs == 2 and recipe.model.patch_size == (4, 4)
 
 
+@pytest.mark.parametrize(
+    ("asked", "patch", "strides"),
+    [
+        ("model.patch_size=2", 2, (1, 2, 1, 1, 1)),
+        ("model.patch_size=4", 4, (1, 2, 1, 2, 1)),
+        ("model.patch_size=8", 8, (1, 2, 1, 2, 2)),
+        ("model.patch_size=16", 16, ()),
+        ("model.size=nano/8", 8, (1, 2, 1, 2, 2)),
+        ("model.stem_channels=[8,16]", 2, ()),
+    ],
+)
+def test_a_chosen_stem_halves_as_often_as_the_patch_size_asked_for_needs(photos, asked, patch, strides):
+    model = choose_recipe(str(photos), None, [asked])[0].model
+    assert (model.patch_size, model.stem_strides) == ((patch, patch), strides)
+
+
 def test_a_named_recipe_is_taken_for_any_data(photos):
     recipe, data, reason = choose_recipe(str(photos), "digits", [])
     assert recipe.data.source == str(photos) and data is None and reason == ""

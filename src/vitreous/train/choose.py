@@ -1,6 +1,7 @@
 """Turn what the user typed into a recipe and its data, and fit the recipe to the data."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vitreous.weights.bundle import find_bundle, is_shipped
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
 CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs apart by top-1
+STRIDES = {"2": "[1,2,1,1,1]", "4": "[1,2,1,2,1]", "8": "[1,2,1,2,2]"}  # of small-images' stem, by its patch size
 FOLDER_SEEN = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
 TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
@@ -86,7 +88,7 @@ def choose_recipe(
         else:
             data = load(source)
             count = _count(data, overrides)
-            name, settings = recipe_for(data, count)
+            name, settings = recipe_for(data, count, overrides)
             if data.val is None and not read_recipe(name, [*settings, *overrides]).data.val_fraction:
                 settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
             reason = f"recipe {name}, chosen for {count:,} training images{_listed(settings, overrides)}"
@@ -131,16 +133,22 @@ def recipe_like(source: str, device: str) -> tuple[str, str]:
     return small, f"recipe {small}, {full}"
 
 
-def recipe_for(data: ImageSet, count: int) -> tuple[str, list[str]]:
-    """A shipped recipe for images of this size, and the settings that fit it to so many of them."""
+def recipe_for(data: ImageSet, count: int, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """A shipped recipe for images of this size, and the settings that fit it to so many of them, and to those given."""
     shape = data.train.images.shape
     epochs = min(max(round(FOLDER_SEEN / count), 20), 300)
     if shape is None or max(shape[1:]) > SMALL:
         few = count < FEW
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
-    tiny = min(shape[1:]) <= 16
-    finer = ["model.patch_size=2", "model.stem_strides=[1,2,1,1,1]"] if tiny else []
-    return "small-images", [f"epochs={epochs}", *finer, f"augment.shift={min(4, min(shape[1:]) // 8)}"]
+    patch, strides = "2" if min(shape[1:]) <= 16 else "4", STRIDES
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key in ("model.patch_size", "model.size"):
+            patch = value.rpartition("/")[2]
+        elif key == "model.stem_channels":  # as many strides as that takes, by default
+            strides = {}
+    other = [f"model.patch_size={patch}"] if patch != "4" else []
+    other += [f"model.stem_strides={fitting}"] if (fitting := strides.get(patch, "[]")) != STRIDES["4"] else []
+    return "small-images", [f"epochs={epochs}", *other, f"augment.shift={min(4, min(shape[1:]) // 8)}"]
 
 
 def data_of(recipe: Recipe, *, fetch: bool = True) -> ImageSet:
