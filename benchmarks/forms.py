@@ -197,7 +197,7 @@ def main() -> None:
         subject = SUBJECTS[name]
         rows = compare(subject, subject.quick if options.quick else subject.shapes, device, rounds, calls)
         if name == "pool":
-            rows += compare_steps(8 if options.quick else 128, device, rounds // 2)
+            rows += compare_steps(8 if options.quick else 128, device, max(rounds // 2, 2))
         if not options.quick:
             results = {"machine": machine(device), "rounds": rounds, "rows": rows}
             save(RESULTS / f"{name}-{units(device)}.json", results)
