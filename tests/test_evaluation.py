@@ -351,6 +351,7 @@ def test_figures_of_images_that_a_run_has_used_say_so(run):
     told = "the run had these validation images, which may have helped to choose the model: figures may be too good"
     judged = judge_run(run.folder, split="val", **EXACT)
     assert judged.caution == told and judged.calibrated_here
+    assert not judge_run(run.folder, **EXACT).calibrated_here
 
 
 def test_a_runs_images_are_known_by_its_splits_too_and_by_the_name_of_its_data(tmp_path):

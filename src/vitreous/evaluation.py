@@ -70,6 +70,8 @@ class Judged:
     """Why the figures are worth less than they seem, if known."""
     learnt: bool = False
     """Whether these, or most of them, are known to be images that the model learnt from."""
+    calibrated_here: bool = False
+    """Whether the temperature is known to have been fitted on these images."""
     data: str = ""
     """The name of the set, if known."""
     own_labels: np.ndarray | None = None
@@ -89,11 +91,6 @@ class Judged:
     def digest(self) -> str | None:
         """The `digest_of` the images and their labels as the model numbers them."""
         return digest_of(Split(self.images, self.labels.numpy()))
-
-    @property
-    def calibrated_here(self) -> bool:
-        """Whether the temperature is known to have been fitted on these images."""
-        return self.bundle.calibrated_on is not None and self.bundle.calibrated_on == self.digest
 
     @property
     def scaled(self) -> Tensor:
@@ -256,8 +253,10 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
-    if data is None and split == "val" and bundle.calibrated_on is None:  # of a run that did not note it yet
-        judged = replace(judged, bundle=replace(bundle, calibrated_on=judged.digest))
+    if bundle.calibrated_on is None:  # of a run that did not note it yet
+        calibrated_here = data is None and split == "val"
+    else:
+        calibrated_here = bundle.calibrated_on == judged.digest
     same = data is None or image_set.source == options.source
     own = same and split == "train"
     among = are_among(judged.images, np.empty(0, np.uint64) if own else learnt_hashes(run))
@@ -273,11 +272,12 @@ def judge_run(
         log.warning("%s", caution)
     elif same and split in ON_OWN:  # who asks for these may know it; who reads the report may not
         caution = ON_OWN[split]
-    elif judged.calibrated_here:
+    elif calibrated_here:
         caution = ON_CALIBRATED
     learnt = own or float(among.mean()) > 0.5
     own_labels = image_set.split(split).labels[judged.rows]
-    return replace(judged, caution=caution, learnt=learnt, data=image_set.name, own_labels=own_labels)
+    told = {"caution": caution, "learnt": learnt, "calibrated_here": calibrated_here}
+    return replace(judged, **told, data=image_set.name, own_labels=own_labels)
 
 
 def record_evaluation(judged: Judged) -> dict:

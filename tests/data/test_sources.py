@@ -415,7 +415,7 @@ def test_a_column_of_splits_needs_no_labels_in_rows_for_testing(tmp_path, caplog
         ("subset", ["val", "test", "test"], False, None),
     ],
 )  # fmt: skip
-def test_a_column_of_splits_is_not_passed_over(tmp_path, column, words, beside, reason):
+def test_a_column_of_splits_is_refused_where_it_cannot_be_followed(tmp_path, column, words, beside, reason):
     columns = {"image": hub_images(pixels(3)), "label": [0, 1, 1]}
     write_parquet(tmp_path / "train.parquet", columns | {column: words})
     if beside:

@@ -383,10 +383,10 @@ def test_an_evaluation_has_its_report(tmp_path):
 
 def test_a_temperature_fitted_on_the_images_judged_is_told(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32", name="test")
-    for images in (judged.digest, "f" * 64, None):
-        own = replace(judged, bundle=replace(judged.bundle, temperature=1.5, calibrated_on=images))
+    for here in (True, False):
+        own = replace(judged, bundle=replace(judged.bundle, temperature=1.5), calibrated_here=here)
         evaluation_report(tmp_path / "r.html", own, model="m", data="photos", environment=ENVIRONMENT)
-        assert ("Fitted on these very images" in Page(tmp_path / "r.html").text) == (images == judged.digest)
+        assert ("Fitted on these very images" in Page(tmp_path / "r.html").text) == here
 
 
 def test_what_was_warned_of_stands_in_the_report(tmp_path):
@@ -401,7 +401,7 @@ def test_what_was_warned_of_stands_in_the_report(tmp_path):
 def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
     assert "Fitted on these" not in answer_sections({"val": judged})[2].body
-    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0, calibrated_on=judged.digest))
+    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0), calibrated_here=True)
     assert "Fitted on these" in answer_sections({"val": judged})[2].body
 
 

@@ -16,7 +16,7 @@ from vitreous.weights.bundle import find_bundle, is_shipped
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
 FEW = 1_000  # photographs below which recipe photos takes the weight decay of recipe pizza, measured on 300
 CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs apart by top-1
-STRIDES = {"2": "[1,2,1,1,1]", "4": "[1,2,1,2,1]", "8": "[1,2,1,2,2]"}  # of small-images' stem, by its patch size
+STRIDES = {"2": "[1,2,1,1,1]", "8": "[1,2,1,2,2]"}  # of small-images' stem, for other patches than its own of 4 x 4
 FOLDER_SEEN = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
 TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
@@ -140,14 +140,15 @@ def recipe_for(data: ImageSet, count: int, overrides: Sequence[str] = ()) -> tup
     if shape is None or max(shape[1:]) > SMALL:
         few = count < FEW
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
-    patch, strides = "2" if min(shape[1:]) <= 16 else "4", STRIDES
+    patch, own_stem = "2" if min(shape[1:]) <= 16 else "4", True
     for key, _, value in (override.partition("=") for override in overrides):
         if key in ("model.patch_size", "model.size"):
             patch = value.rpartition("/")[2]
-        elif key == "model.stem_channels":  # as many strides as that takes, by default
-            strides = {}
+        elif key == "model.stem_channels":
+            own_stem = False
     other = [f"model.patch_size={patch}"] if patch != "4" else []
-    other += [f"model.stem_strides={fitting}"] if (fitting := strides.get(patch, "[]")) != STRIDES["4"] else []
+    if other or not own_stem:  # []: as a stem has them by default
+        other.append(f"model.stem_strides={STRIDES.get(patch, '[]') if own_stem else '[]'}")
     return "small-images", [f"epochs={epochs}", *other, f"augment.shift={min(4, min(shape[1:]) // 8)}"]
 
 

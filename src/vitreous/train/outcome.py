@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.check import are_among, copies_among, digest_of, image_hashes, leaks
-from vitreous.data.images import Split
+from vitreous.data.check import are_among, copies_among, image_hashes, leaks
 from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
 from vitreous.evaluation import TRAIN_HASHES, Judged, calibrated, judge, write_answers, write_classes
@@ -41,15 +40,15 @@ def finish(job: Job) -> dict[str, Any]:
     if job.data.val is not None:
         val = _judge(job, bundle, "val")
         bundle = calibrated(val)
-        judged["val"] = replace(val, bundle=bundle)
+        judged["val"] = replace(val, bundle=bundle, calibrated_here=True)
         bundle.save_config(job.folder / "model")
     if job.data.test is not None:
         judged["test"] = _judge(job, bundle, "test")
-        seen = Split(judged["test"].images, judged["test"].labels.numpy())
+        labels = judged["test"].labels.numpy()
         judged_of = {
-            "counts": len(seen),
-            "per_class": np.bincount(seen.labels, minlength=len(job.data.class_names)).tolist(),
-            "hash": digest_of(seen),
+            "counts": len(labels),
+            "per_class": np.bincount(labels, minlength=len(job.data.class_names)).tolist(),
+            "hash": judged["test"].digest,
         }
         told = {key: job.summary[key] | {"test": value} for key, value in judged_of.items() if value}
         write_json(job.folder / "data.json", job.summary | told)
