@@ -1823,6 +1823,16 @@ def test_weights_that_an_update_broke_are_not_saved(trained, tmp_path, monkeypat
     assert trained(recipe, tiny_set(), model=tiny_vit(), finish=True).results["epochs"] == 1
 
 
+def test_a_run_without_test_images_reports_that_its_temperature_was_fitted_on_those_it_is_judged_on(
+    trained, pictures, monkeypatch
+):
+    monkeypatch.setattr(evaluation, "fit_temperature", lambda *_: 3.0)
+    for name, data in {"with": tiny_set(), "without": replace(tiny_set(), test=None)}.items():
+        run = trained(tiny_recipe(epochs=1), data, name)
+        page = (run.folder / "report.html").read_text()
+        assert "divided by 3.000" in page and ("Fitted on these very images" in page) == (name == "without")
+
+
 def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, pictures, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
