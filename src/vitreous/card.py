@@ -83,7 +83,7 @@ def _known_elsewhere(source: str) -> bool:
 def finished(run: Path) -> dict[str, Any]:
     """The results of a run. Raises ValueError for one that has none yet."""
     if not (run / "results.json").is_file():
-        raise ValueError(f"{run} is not a finished run: train it to the end")
+        raise ValueError(f"{run} is not a finished run, as it has no results.json: train it to the end")
     return read_json(run / "results.json")
 
 

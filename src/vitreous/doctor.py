@@ -1,6 +1,7 @@
 """What this machine has, its speed in matrix products, and what is known not to work on it."""
 
 import platform
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 
@@ -29,7 +30,7 @@ def examine() -> None:
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed(name)}" for name in BASE))
     for name, extra in OPTIONAL.items():
-        state = installed(name) or f'not installed: pip install "vitreous[{extra}]"'
+        state = installed(name) or f'not installed: {sys.executable} -m pip install "vitreous[{extra}]"'
         print(f"optional {name}: {state}")
     memory, threads = psutil.virtual_memory(), torch.get_num_threads()
     print(

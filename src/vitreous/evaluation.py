@@ -220,11 +220,14 @@ def evaluate(
     precision: str = "auto",
     skip_broken: bool = False,
 ) -> dict:
-    """Figures of a run on a split of a data set, by default the run's own; labels are matched by class name.
+    """Figures of a run on a split of a data set, by default the run's own, as in its `results.json`.
+
+    `top1`, `top5` (None for five classes or fewer), `f1_macro`, `ece` and the like are shares of 1; `count` is the
+    number of images. Labels are matched by class name.
 
     split: `test`, `val` or `train`; by default the first of these that exists. The run's own data is split as it was in
     training. precision: `auto` is what the run's recipe says, unless that is float16. Raises ValueError for a split
-    that does not exist, or a class that the model lacks.
+    that does not exist, a class that the model lacks or, unless `skip_broken`, an image that cannot be read.
     """
     return judge_run(run, data, split=split, device=device, precision=precision, skip_broken=skip_broken).figures
 
@@ -266,7 +269,7 @@ def judge_run(
     elif data is None and _others(judged, folder):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
-            "decoded by another Pillow? Some may be among those that it learnt from"
+            "decoded by another version of Pillow? Some may be among those that it learnt from"
         )
     if caution:
         log.warning("%s", caution)
@@ -338,11 +341,11 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     if folder is not None and (options.source is None or not (folder / "data.json").is_file()):
         raise ValueError(
             f"{folder} does not say what it was trained on, as of data given in Python or a shared model: name DATA or "
-            "images"
+            "image files"
         )
     if options.source is None:
-        name = "a bundle" if isinstance(run, Bundle) else run
-        raise ValueError(f"{name} does not say what it was trained on: name its run folder, or DATA or images")
+        name = "the model" if isinstance(run, Bundle) else run
+        raise ValueError(f"{name} does not say what it was trained on: name DATA or image files, or the run's folder")
     data = load(options.source, skip_broken=options.skip_broken, fetch=fetch).divided(options)
     if differs(data, read_json(folder / "data.json")):
         raise ValueError(

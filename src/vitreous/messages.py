@@ -60,7 +60,7 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
     if fault["type"] == "missing" and of_list:
         message = "one number is missing"
     if fault["type"] == "tuple_type":
-        message = "write a list in brackets, as in [1, 2]"
+        message = "write a list in brackets, as in [1,2]"
     if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):
         message = f"write {float(fault['input']):.0f}"
     if fault["type"] == "value_error":

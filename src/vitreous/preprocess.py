@@ -77,7 +77,9 @@ class Preprocess(BaseModel):
     def fit_image(self, image: Image.Image) -> np.ndarray:
         """Bring a picture to the model's size: uint8 (C, H, W)."""
         if self.channels not in (1, 3):
-            raise ValueError(f"a picture has 1 or 3 channels, not {self.channels}: pass uint8 arrays instead")
+            raise ValueError(
+                f"a picture has 1 or 3 channels, and the model reads {self.channels}: in Python, give uint8 arrays"
+            )
         pixels = np.asarray(self._resize(_plain(image, "L" if self.channels == 1 else "RGB", self.white)))
         return np.ascontiguousarray(pixels.reshape(*self.image_size, -1).transpose(2, 0, 1))  # (C, H, W)
 

@@ -94,6 +94,15 @@ def test_names_that_count_series_suggest_groups(tmp_path, name, told):
         assert len(check(made, made.train, group=pattern)) == 1
 
 
+def test_series_are_told_where_images_held_out_tore_them(tmp_path):
+    """What is left of two images of a patient is one."""
+    names = [tmp_path / f"p{i // 2:03}_{i % 2}.jpg" for i in range(80)]
+    images, labels = FileImages(names, root=tmp_path), np.arange(80) // 2 % 2
+    kept = np.arange(0, 80, 2)
+    made = ImageSet("x", "x", ("a", "b"), Split(images.take(kept), labels[kept]))
+    assert check(made, made.train)[0].startswith("the names count 40 series, such as p000_ (2 images)")
+
+
 def test_imbalance_and_rare_classes_are_named():
     made = ImageSet.from_arrays(pixels(40), [0] * 31 + [1] * 9, class_names=["cat", "dog"])
     assert check(made, made.train) == [

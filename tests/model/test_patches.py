@@ -110,6 +110,22 @@ def test_the_mean_of_a_convolution_is_the_convolution_of_the_mean_with_fewer_pro
     assert counter.get_total_flops() == 2 * found.numel() * 3 * 3 * 3
 
 
+@pytest.mark.gpu
+@NO_GPU
+@pytest.mark.parametrize("stride", [(2, 2), (1, 2)])
+def test_on_a_gpu_the_gradients_of_a_mean_are_those_on_the_cpu(stride):
+    """torch's own of a padded mean over images with channels last were those of its neighbours."""
+    torch.manual_seed(0)
+    conv, x = ConvMean(3, 5, stride), torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+
+    def gradient(device: str) -> torch.Tensor:
+        inputs = x.detach().to(device).requires_grad_()
+        (found,) = torch.autograd.grad(conv.to(device)(inputs).square().sum(), inputs)
+        return found.cpu()
+
+    torch.testing.assert_close(gradient("cuda"), gradient("cpu"), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_whitened_stem_sees_uncorrelated_directions_of_unit_variance_with_both_signs(channels):
     torch.manual_seed(0)

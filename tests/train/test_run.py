@@ -897,7 +897,7 @@ def test_compiling_takes_of_the_time_and_not_of_the_schedule(trained, clock, mon
     assert rates[:3] == pytest.approx([1 - 5 / 11, 1 - 5 / 10, 1 - 6 / 10], abs=1e-3)  # on without a jump
 
 
-def test_a_second_image_size_compiles_outside_the_schedule_too(trained, clock, monkeypatch):
+def test_both_image_sizes_compile_before_the_schedule_begins(trained, clock, monkeypatch, caplog):
     sides, rates = [], []
     monkeypatch.setattr(
         loop, "compiled", lambda model, *_: lambda images: sides.append(len(images[0, 0])) or model(images)
@@ -914,9 +914,9 @@ def test_a_second_image_size_compiles_outside_the_schedule_too(trained, clock, m
         optim={"schedule": "linear", "final_rate": 0.0, "warmup": 0.0},
     )
     results = trained(recipe, tiny_set(), on_step=slow_first).results
-    assert (results["train_seconds"], results["compile_seconds"]) == (28, 10) and sides == [4] * 13 + [8] * 7
-    expected = [1, *(1 - step / 23 for step in range(13)), *(1 - step / 18 for step in range(12, 18))]
-    assert rates == pytest.approx(expected, abs=1e-3)
+    assert (results["train_seconds"], results["compile_seconds"]) == (28, 10) and sides == [8] + [4] * 10 + [8] * 9
+    assert rates == pytest.approx([1, 1, *(1 - step / 18 for step in range(18))], abs=1e-3)
+    assert caplog.messages == ["compiling took 10 of the 28 s of time_limit: raise that by as much"]
 
 
 def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, monkeypatch):
@@ -928,7 +928,7 @@ def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, mo
     monkeypatch.setattr(job_module, "save_checkpoint", lambda *args: [clock.tick() for _ in range(5)] and save(*args))
     recipe = tiny_recipe(epochs=2, augment={"shrink": 0.5, "shrink_until": 0.5})
     assert trained(recipe, tiny_set(), on_step=clock.tick).results["compile_seconds"] == 2
-    assert sides == [4] * 4 + [8] * 4  # the second one from the first step of an epoch on
+    assert sides == [8] + [4] * 3 + [8] * 4
 
 
 def test_a_given_model_reads_its_own_size_again_however_training_ends(tmp_path):

@@ -69,7 +69,8 @@ class Augment(BaseModel):
         for name in ("crop_scale", "crop_ratio"):
             pair = getattr(self, name)
             if pair and pair[0] > pair[1]:
-                raise ValueError(f"{name} {pair} runs from large to small: write it as {pair[::-1]}")
+                high, low = (f"{value:g}" for value in pair)
+                raise ValueError(f"{name} [{high},{low}] runs from large to small: write it as [{low},{high}]")
         if self.alternate_flip and not self.flip:
-            raise ValueError("alternate_flip needs flip, which is 0: set flip to 0.5")
+            raise ValueError("alternate_flip needs flip, which is 0: set alternate_flip=false, or flip=0.5")
         return self

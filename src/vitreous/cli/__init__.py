@@ -28,6 +28,7 @@ WAYS_OUT = {
 LESS_MEMORY = {
     "train": "choose a smaller model or image, lower optim.batch_size or raise optim.accumulate",
     "predict": "lower --batch-size",
+    "export": "close other programs, or use a machine with more",
 }
 
 STOPS = (signal.SIGTERM, signal.SIGHUP)

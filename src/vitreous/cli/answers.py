@@ -90,7 +90,10 @@ def calibrate(
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Fit how sure a model is of its answers on images it has not learnt from, and write a copy. No answer changes."""
+    """Calibrate a model's probabilities on images it has not learnt from (temperature scaling), and write a copy.
+
+    No answer changes.
+    """
     import shutil
     from dataclasses import replace
 
@@ -114,7 +117,10 @@ def calibrate(
             shutil.copyfile(folder / name, out / name)
     count, old, new = len(before.labels), before.bundle.temperature, after.bundle.temperature
     if old == new:
-        print(f"{before.name}: {count:,} images, which tell no better temperature than {old:.3f}")
+        print(
+            f"{before.name}: {count:,} images are too few, or too often answered right, to tell a better temperature "
+            f"than {old:.3f}: the copy answers as before"
+        )
     else:
         print(
             f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error on them "
@@ -170,7 +176,7 @@ def serve(
 ) -> None:
     """Let others ask a trained model over HTTP: a page for people, JSON for programs.
 
-    A proxy before it must pass Host on and add no path: the page would show an address without it.
+    A proxy in front has to pass the Host header on and to serve it at /, or the page shows a wrong address.
     """
     from vitreous.cli.asked import asked_model
     from vitreous.extras import need
@@ -198,7 +204,11 @@ def embed(
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
     out: Annotated[Path | None, output("Write the features to this parquet file.")] = None,
     nearest: Annotated[
-        str | None, typer.Option(metavar="IMAGE", help="Show the images most like this one: a file, or test:7 of DATA.")
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Show the images most like this one: a file, or test:7, row 7 of DATA's test images, counted from 0.",
+        ),
     ] = None,
     k: Annotated[int, typer.Option(min=1, help="Neighbours that vote, and that are shown.")] = 5,
     arch: Architecture = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import OWN_DATA, Architecture, Device, Images, Revision, RunArgument, output
+from vitreous.cli.options import OWN_DATA, ROW, Architecture, Device, Images, Revision, RunArgument, output
 from vitreous.cli.output import report_broken
 
 log = logging.getLogger("vitreous")
@@ -84,8 +84,8 @@ def explain(
             areas.append([area.item() for each in pair for area in (each.deletion_area, each.insertion_area)])
     if off := sum(error > LARGE_ERROR for error in errors):
         log.warning(
-            "%d of %d maps add up to something else than the rise of the logit, by more than %.0f%% of it: trust them "
-            "less (logit, empty_logit and attributed in their JSON files)", off, len(errors), 100 * LARGE_ERROR,
+            "%d of %d maps are inexact: integrated gradients should add up to the rise of the logit, and are off by "
+            "more than %.0f%% of it (logit, empty_logit and attributed in their JSON files): trust them less", off, len(errors), 100 * LARGE_ERROR,
         )  # fmt: skip
     if areas:
         deletion, insertion, *random = (sum(each) / len(areas) for each in zip(*areas, strict=True))
@@ -125,9 +125,7 @@ def look(
 
 def walk(
     run: RunArgument,
-    image: Annotated[
-        str, typer.Argument(metavar="IMAGE", help="An image file; test:7 is a row of the run's own data.")
-    ],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=f"An image file; {ROW}")],
     out: Annotated[Path, output("The page.")] = Path("walk.html"),
     arch: Architecture = None,
     revision: Revision = None,

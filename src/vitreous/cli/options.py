@@ -19,12 +19,13 @@ def output(help: str, *names: str, metavar: str = "PATH") -> Any:
     return typer.Option(*names, help=help, metavar=metavar, parser=_place)
 
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a CUDA GPU if there is one.")]
 Architecture = Annotated[
     str | None,
     typer.Option(help="Architecture of a weight file: torchvision's vit_b_16, timm's vit_tiny_patch16_224, and so on."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
+ROW = "test:7 is row 7, counted from 0, of the run's own test images (so are train:7 and val:7)."
 OWN_DATA = "A name, folder or table, as `vitreous train` takes \\[default: the run's own]."
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help=OWN_DATA)]
 JudgedSplit = Annotated[
@@ -36,5 +37,5 @@ RunArgument = Annotated[
 ]
 Images = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE...", help="Files, folders or patterns; test:7 is a row of the run's own data."),
+    typer.Argument(metavar="IMAGE...", help=f"Files, folders or patterns; {ROW}"),
 ]

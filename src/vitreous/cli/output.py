@@ -25,7 +25,10 @@ def results_table(results: dict) -> "Table":
 
     splits = {name: results[name] for name in ("train", "val", "test", "given") if results.get(name)}
     table = Table("", *splits)
+    scaled = any(figures["ece"] != figures["ece_unscaled"] for figures in splits.values())
     for key, label in NAMES.items():
+        if key == "loss" and scaled:  # by the temperature, which is for probabilities
+            label += ", unscaled"
         texts = [figure_text(key, figures.get(key)) for figures in splits.values()]
         if any(texts):
             table.add_row(label, *texts)

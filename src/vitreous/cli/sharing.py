@@ -21,7 +21,8 @@ def export(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Largest difference of a logit \\[1e-4]; for int8 the loss of top-1 \\[0.005, or one image]."
+            help="Largest difference between logits \\[default: 1e-4]; for int8 by how much top-1 may fall, as a share "
+            "of 1 \\[default: 0.005, or one image]."
         ),
     ] = None,
     arch: Architecture = None,

@@ -24,8 +24,9 @@ def train(
         str | None,
         typer.Argument(
             metavar="DATA",
-            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder of images, a table (.csv, "
-            ".tsv), parquet or idx files; DATA:COLUMN says which column holds the labels. Left out where the recipe "
+            help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder (of class folders, of "
+            "parquet files, or of the original files of MNIST or CIFAR), a parquet file or a table (.csv, .tsv); "
+            "DATA:COLUMN says which column holds the labels. Left out where the recipe "
             "names its data, or a run is resumed whose data has not moved.",
         ),
     ] = None,
@@ -49,9 +50,16 @@ def train(
     revision: Revision = None,
     out: Annotated[Path | None, output("The run folder \\[default: the next free runs/NAME].")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Fixes all that is random; another number gives another run. The same as seed=N.")
+        int | None, typer.Option(help="Fixes all that is random, as seed=N does; another number gives another run.")
     ] = None,
-    folds: Annotated[int | None, typer.Option(min=2, help="Cross-validate; the same as data.folds=N.")] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Cross-validate, as data.folds=N does: N models, each tested on the part of the training images that "
+            "it has not seen.",
+        ),
+    ] = None,
     device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     finish: Annotated[
@@ -107,7 +115,10 @@ def train(
     if folds is not None and not cross:
         raise ValueError(f"the recipe has data.fold={chosen.data.fold}, one of the folds: for all set data.fold=null")
     if cross and finish:
-        raise ValueError(f"--finish ends a single run, as a fold of a cross-validation is: {out / 'fold-1'}, say")
+        raise ValueError(
+            f"--finish ends a single run, and {out} is a cross-validation: end one of its folds, as by --finish --out "
+            f"{out / 'fold-1'}, or go on with all by --resume"
+        )
     begin = fit_folds if cross else partial(fit, finish=finish)
     run = begin(chosen, image_set, out=out, device=device, resume=resume, dry_run=dry_run, console=console)
     if run.results:
@@ -144,6 +155,7 @@ def _tell(console: "Console", run: "Run", cross: bool) -> None:
         low, high = top1_interval(pooled)
         share = f"top-1 {pooled['top1']:.2%} (95% interval {low:.2%} to {high:.2%}), F1, macro {pooled['f1_macro']:.2%}"
         say(console, f"all {pooled['count']:,} images, each by the model that had not seen it: {share}")
+        say(console, "these models are for judging; train the one to use in the same way, without --folds")
     else:
         if run.results["val"] or run.results["test"]:
             say(console, results_table(run.results))

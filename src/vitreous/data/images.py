@@ -134,7 +134,9 @@ class ImageSet:
     ) -> "ImageSet":
         """Make a set from arrays or tensors; val and test are pairs (images, labels).
 
-        images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in 0..1. labels: (N,), from 0.
+        images: (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in 0..1. labels: (N,), from 0. class_names:
+        by label; by default "0", "1", ..., for which labels may have no gap. Raises ValueError for other shapes, types
+        or labels.
         """
         train = _array_split("train", images, labels)
         if class_names is None:
@@ -279,7 +281,10 @@ def _numbered(labels: np.ndarray) -> tuple[str, ...]:
     """Class names "0", "1", ... for labels, which must be consecutive."""
     present = np.unique(labels)
     if not np.array_equal(present, np.arange(len(present))):
-        raise ValueError(f"train labels are {present[:10].tolist()}: count from 0, or give class_names")
+        raise ValueError(
+            f"train labels are {present[:10].tolist()}: number them from 0 without a gap, as "
+            "numpy.unique(labels, return_inverse=True)[1] does, or give class_names, one for each number from 0"
+        )
     return tuple(map(str, present))
 
 

@@ -36,6 +36,7 @@ PART = 32  # images decoded at a time
 FITTING = 4  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
 ABANDONED = 86_400  # seconds after which an unfinished file is that of a process that was killed
 REPORTED = 20  # broken images that are logged individually
+ELSEWHERE = "VITREOUS_CACHE can name another folder"
 
 Progress = Callable[[int, int], None]  # gets the images done and the total
 
@@ -198,7 +199,9 @@ def decode(
         array = np.empty((len(images), *preprocess.shape), np.uint8)
         broken = _decode_all(images, preprocess, array, progress)
     else:
-        log.warning("%.1f GB of decoded images are not kept: they are decoded anew", _bytes(images, preprocess) / 1e9)
+        log.warning(
+            "%.1f GB of decoded images are not kept: each pass decodes them anew", _bytes(images, preprocess) / 1e9
+        )
         if skip_broken:
             broken = _decode_all(images, preprocess, None, progress)
 
@@ -226,14 +229,14 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        log.warning("decoded images are not kept: %s: %s", cache, error.strerror)
+        log.warning("decoded images are not kept: %s: %s; %s", cache, error.strerror, ELSEWHERE)
         return None
     if not file.exists() and not os.access(cache, os.W_OK):
-        log.warning("decoded images are not kept: %s cannot be written to", cache)
+        log.warning("decoded images are not kept: %s cannot be written to; %s", cache, ELSEWHERE)
         return None
     if not file.exists() and shutil.disk_usage(cache).free < 1.1 * needed:
         size = f"{needed / 1e9:.1f} GB" if needed >= 1e9 else f"{needed / 1e6:.1f} MB"
-        log.warning("%s has no room for %s of decoded images", cache, size)
+        log.warning("%s has no room for %s of decoded images; %s", cache, size, ELSEWHERE)
         return None
     return file
 

@@ -226,7 +226,7 @@ def _rows_by_split(of_split: dict[str, list[Path]], label: str, source: str) -> 
             "them, or rename the column"
         )
     if "train" not in kinds:
-        raise ValueError(f"{source} has rows of {' and '.join(kinds)}, and none of train")
+        raise ValueError(f"{source} has rows of {' and '.join(kinds)}, and none of train: mark those to train on")
     return {kind: np.flatnonzero(words == kind) for kind in kinds}
 
 

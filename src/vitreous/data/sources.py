@@ -142,7 +142,7 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
             return read_table(path, name, source, label)
         if path.name.lower().endswith(ARCHIVES):
             raise ValueError(f"{path} is an archive: unpack it first, and give its folder")
-        raise ValueError(f"{path} is neither a parquet file nor a table (.csv): give one, or a folder of images")
+        raise ValueError(f"{path} is neither a parquet file nor a table (.csv, .tsv): give one, or a folder")
     found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet")) if file.is_file()]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
         try:
@@ -190,10 +190,13 @@ def _download(repo: str, fetch: bool) -> Path:
     except Exception as error:  # anything from no network to no such repository
         reason = first_line(error)
         if not fetch:
-            raise ValueError(f"the dataset {repo} is not kept here ({reason}): name it as DATA to fetch it") from error
+            raise ValueError(
+                f"the dataset hf:{repo} is not on this machine ({reason}): give --data hf:{repo} to fetch it"
+            ) from error
         raise ValueError(
-            f"cannot download the dataset {repo} ({reason}): connect to the network, or put its files into a "
-            f"folder and give that, for a named set as $VITREOUS_DATA/<name>"
+            f"cannot download the dataset {repo} ({reason}): check its name and the network; if its page asks for it, "
+            "log in with 'hf auth login' and accept its terms; or put its files into a folder and give that, for a "
+            "named set as $VITREOUS_DATA/<name>"
         ) from error
     if not any(Path(root, folder).rglob("*.parquet")):
         raise ValueError(f"the dataset {repo} has no parquet files: download its images and give their folder")

@@ -109,8 +109,8 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
                 called.setdefault(key, []).append(file)
     if names.issuperset(values) and names.isdisjoint(called):
         raise ValueError(
-            f"{path}: no '{image}' is found, such as {values[0]}: a path holds from {root}, a name for any image below "
-            "it"
+            f"{path}: no '{image}' is found, such as {values[0]}: write paths from {root}, or bare names of files "
+            "anywhere below it"
         )
     for value in values:
         if value in names and len(several := called.get(value, [])) > 1:
@@ -159,5 +159,5 @@ def _rows_by_split(
     if len(rows_of) == 1:
         return {"train": next(iter(rows_of.values()))}
     if "train" not in rows_of:
-        raise ValueError(f"{path} has rows of {' and '.join(rows_of)}, and none of train")
+        raise ValueError(f"{path} has rows of {' and '.join(rows_of)}, and none of train: mark those to train on")
     return rows_of

@@ -105,7 +105,7 @@ class DataOptions(Section):
     memory_budget: Annotated[float, Field(gt=0, le=1 << 20)] = 4.0
     """GiB of uint8 pixels up to which a split lives on the device; larger ones stream through workers."""
     workers: NonNegativeInt = 2
-    """Processes that read a streamed set."""
+    """Processes that read a streamed set; 0: the training process itself."""
     balance: Literal["none", "weights", "sampling"] = "none"
     """Classes of unequal size. `weights`: class weights in the loss, images / (classes x images of the class).
     `sampling`: a pass shows all classes equally often, the images of a small one several times."""
@@ -177,7 +177,7 @@ class OptimOptions(Section):
     final_rate: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Rate at the end of the cosine and linear schedules, as a share of the peak."""
     clip: PositiveFloat | None = 1.0
-    """Largest norm of the whole gradient."""
+    """Largest norm of the whole gradient, to which a larger one is scaled down; null: no limit."""
     label_smoothing: Fraction = 0.0
     """Share of the target that is spread evenly over all classes: 0.05 asks for about 95% certainty; 0: none."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -191,5 +191,7 @@ class OptimOptions(Section):
     @model_validator(mode="after")
     def _check(self) -> "OptimOptions":
         if self.accumulate > self.batch_size:
-            raise ValueError(f"accumulate {self.accumulate} is larger than batch_size {self.batch_size}")
+            raise ValueError(
+                f"accumulate {self.accumulate} is larger than batch_size {self.batch_size}: give that at most"
+            )
         return self

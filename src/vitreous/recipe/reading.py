@@ -51,7 +51,8 @@ def headline(name: str) -> str:
 def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = None) -> Recipe:
     """A recipe from a shipped name, a YAML file or another recipe, with `section.key=value` overrides on top.
 
-    Raises ValueError, in one line, for a file that is no recipe, an unknown key or a bad value.
+    Raises ValueError, in one line, for a file that is no recipe, an unknown key or a bad value, and TypeError for
+    overrides that are one text.
     """
     if isinstance(overrides, str):
         raise TypeError(f"overrides is the text '{overrides}': give a list, ['{overrides}']")
@@ -95,7 +96,8 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         try:
             value = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
-            raise ValueError(f"{key}: '{text}' is not a valid value") from error
+            way_out = f"write a list in brackets, without spaces or in quotes, as in {key}=[1,2]"
+            raise ValueError(f"{key}: '{text}' is not a valid value: {way_out}") from error
     *path, last = key.split(".")
     for part in path:
         fields = fields.setdefault(part, {})

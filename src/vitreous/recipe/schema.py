@@ -35,7 +35,7 @@ class Recipe(Section):
     epochs: PositiveInt = 30
     """Passes over the training images."""
     time_limit: Duration | None = None
-    """Longest time for training, such as 90s, 10m or 1h30m, validation and checkpoints included. If the epochs do not
+    """Longest time for training, such as 90s, 10m or 1h30m (a bare number: seconds), validation and checkpoints included. If the epochs do not
     fit, the whole schedule is fitted to this time, less a last validation as long as the longest so far."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the starting weights, the order of the images, the augmentation and dropout."""
@@ -93,7 +93,7 @@ class Recipe(Section):
         for name in ("oversize", "crop_fraction"):
             value = getattr(self.data, name)
             if value != 1 and self.augment.crop_scale is None:
-                raise ValueError(f"data.{name} {value:g} is for random crops: set augment.crop_scale, or leave it out")
+                raise ValueError(f"data.{name} {value:g} is for random crops: set augment.crop_scale, or data.{name}=1")
         if self.compile == "reduce-overhead" and self.optim.accumulate > 1:  # the next part overwrites the gradients
             raise ValueError(
                 "compile=reduce-overhead computes a batch at once, and optim.accumulate is "
@@ -116,7 +116,8 @@ class Recipe(Section):
         """Raises ValueError when the recipe asks for another number of classes than the data has."""
         if "num_classes" in self.model.model_fields_set and self.model.num_classes != num_classes:
             raise ValueError(
-                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: leave it out"
+                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: set that, or "
+                "leave it out"
             )
 
     def with_options(self, section: str, **options: Any) -> "Recipe":
@@ -177,7 +178,9 @@ OTHERS_NAMES = {  # what other programs call a setting
     "warmup_epochs": "optim.warmup",
     "wd": "optim.weight_decay",
 }
-SIZE = Setting("model.size", "B/16", tuple(SIZES), "Width, blocks, heads, MLP; behind a slash the patch size.")
+SIZE = Setting(
+    "model.size", "B/16", tuple(SIZES), "Sets width, blocks, heads and MLP at once, and behind a slash the patch size."
+)
 
 
 def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Setting]:
@@ -190,7 +193,7 @@ def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Settin
                 found.append(SIZE)
             found += settings(kind, f"{prefix}{name}.")
         else:
-            default = field.default if isinstance(field.default, str) else json.dumps(field.default)
+            default = field.default if isinstance(field.default, str) else _as_written(field.default)
             found.append(Setting(prefix + name, default, _choices(kind), " ".join((field.description or "").split())))
     return found
 
@@ -202,6 +205,11 @@ def json_schema() -> dict[str, Any]:
     word = {"type": "string", "pattern": rf"^({names})(/\d+)?$", "description": SIZE.meaning}
     schema["$defs"]["ViTConfig"]["properties"]["size"] = word
     return schema
+
+
+def _as_written(default: Any) -> str:
+    """A default as one word of a command line."""
+    return json.dumps(default, separators=(",", ":"))
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
@@ -238,8 +246,10 @@ def nearest_key(key: str) -> str:
     known = keys()
     section, _, name = key.rpartition(".")
     siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
-    siblings = siblings or list(Recipe.model_fields)
+    names = siblings or list(Recipe.model_fields)
     if called := key_called(name):
         return f"; did you mean '{called}'?"
-    near = did_you_mean(name, siblings) or did_you_mean(key, known, cutoff=0.8)
-    return f"; {near.strip() or 'known keys: ' + ', '.join(siblings)}"
+    near = did_you_mean(name, names)
+    near = near.replace("'", f"'{section}.", 1) if siblings else near  # as one would write it
+    near = near or did_you_mean(key, known, cutoff=0.8)
+    return f"; {near.strip() or 'known keys: ' + ', '.join(names)}"

@@ -91,8 +91,8 @@ def results_of(
 <p>top-1 on {judged["count"]:,} {SPLIT_LABELS[last]} images<br><small>95% interval: {low:.2%} to {high:.2%}<br>
 always answering the commonest class: {counts[-1].sum(axis=1).max() / counts[-1].sum():.2%}</small></p>
 {tiles(values)}<p class="note">{chosen}</p></div>
-<div>{scroll(table, "Results")}<p class="note">Small print: 95% intervals (Wilson), where the share would lie on very
-many such images. {macro}</p></div></div>"""
+<div>{scroll(table, "Results")}<p class="note">In small type: 95% intervals (Wilson) of the share that very many
+such images would show. {macro}</p></div></div>"""
     return Section("results", "Results", body)
 
 
@@ -264,7 +264,7 @@ def _calibration(charts: Sequence[str], scaled: Tensor, worth: float | None, tex
     meaning = (
         "A model is calibrated when it is right as often as it says: of answers given with 80%, 80% should be right. "
         "The calibration error (ECE) is the mean distance from that, over all answers. "
-        "Across: how sure the model is; up: how often it is right."
+        "Across: its confidence, how sure the model is; up: its accuracy, how often it is right."
     )
     mean, most = chance_error(scaled, worth)
     after = " is at its temperature" if len(charts) > 1 else ""
@@ -293,17 +293,17 @@ def _coverage(confidence: np.ndarray, right: np.ndarray, groups: np.ndarray | No
             f'<tr><th scope="row">{threshold:.0%}</th><td>{sure.sum():,}</td><td>{sure.mean():.1%}</td><td>{share}</td>'
             f"<td><small>{interval}</small></td><td>{(sure & ~right).sum():,}</td></tr>"
         )
-    head = _head("at least so sure", "answers", "of all", "right among them", "95% interval", "mistakes left")
+    head = _head("confidence at least", "answers", "of all", "right among them", "95% interval", "mistakes left")
     table = f'<table class="wide">{head}<tbody>{"".join(rows)}</tbody></table>'
     note = '<p class="note">A threshold chosen here should be checked on other images.</p>'
-    return f"<h3>From how sure on can it be trusted?</h3>{scroll(table, 'Answers by confidence')}{note}"
+    return f"<h3>How sure must it be to be trusted?</h3>{scroll(table, 'Answers by confidence')}{note}"
 
 
 def _pictures(parts: Sequence[Judged], shares: Tensor, labels: Tensor, own: bool) -> str:
     """The most confident mistakes and the least confident hits, each next to its evidence map. shares: (N, K)."""
     galleries = {
-        "The surest mistakes": confident_mistakes(shares, labels, SHOWN),
-        "The least sure right answers": uncertain_hits(shares, labels, SHOWN),
+        "The most confident mistakes": confident_mistakes(shares, labels, SHOWN),
+        "The least confident right answers": uncertain_hits(shares, labels, SHOWN),
     }
     config = parts[0].bundle.model.config
     method, shown = cheap_method(config), channels_shown(config.channels, "; pictures show ")

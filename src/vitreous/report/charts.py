@@ -92,7 +92,7 @@ def reliability_chart(title: str, bins: Reliability) -> str:
     parts.append('<path class="diagonal" d="M0 100L100 0"/>')
     spans = [f'<span class="y" style="top:{100 - t}%">{t}%</span>' for t in (0, 50, 100)]
     below = [f'<span class="x" style="left:{t}%">{t}%</span>' for t in (0, 50, 100)]
-    below.append('<span class="of">how sure the model is</span>')
+    below.append('<span class="of">confidence: how sure the model is</span>')
     label = f"{title}: calibration error {error:.2%}; {'; '.join(told)}"
     return f"""<figure class="chart"><h3>{escape(title)}: {error:.2%}</h3>
 <div class="plot square" role="img" aria-label="{escape(label)}">{_svg(parts)}{"".join(spans)}</div>
@@ -102,9 +102,9 @@ def reliability_chart(title: str, bins: Reliability) -> str:
 def reliability_legend() -> str:
     """What the colours of a reliability diagram mean."""
     keys = {
-        "hits": "right, as often as the model is sure",
-        "over": "surer than right",
-        "under": "more often right than sure",
+        "hits": "accuracy, as far as the confidence reaches",
+        "over": "overconfident: surer than right",
+        "under": "underconfident: right more often than sure",
         "share": "how many answers",
     }
     squares = [(f'<rect class="{kind}" x="7" width="10" height="10"/>', text) for kind, text in keys.items()]

@@ -202,7 +202,8 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
     for name, usual in {"patience": None, "best_by": "top1"}.items():
         if data.val is None and getattr(recipe, name) != usual:
             raise ValueError(
-                f"{name} needs validation images, and none are held out: add data.val_fraction=0.1, or leave {name} out"
+                f"{name} needs validation images, and none are held out: add data.val_fraction=0.1, or leave it at "
+                f"{name}={usual or 'null'}"
             )
     channels = data.train.images.channels
     asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels

@@ -61,10 +61,11 @@ def check_claim(folder: Path, resume: bool) -> None:
     if resume:
         if not is_run:
             raise ValueError(
-                f"there is no run in {folder} to resume: leave out --resume (resume=True) or name its folder with --out"
+                f"there is no run in {folder} to go on with: name its folder with --out, or leave out --resume "
+                "(resume=True) or --finish to start one"
             )
         if (folder / "results.json").exists():
-            raise ValueError(f"the run in {folder} is finished: start another one with --out")
+            raise ValueError(f"the run in {folder} is finished: start another one, with --out and without --resume")
     elif is_run:
         raise ValueError(
             f"{folder} already holds a run: go on with it by --resume (resume=True), or name another folder with --out"

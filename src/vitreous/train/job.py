@@ -70,7 +70,8 @@ class Job:
         self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
         if recipe.optim.batch_size % engine.processes and not recipe.start.probe:
             raise ValueError(
-                f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes"
+                f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes: give "
+                "a multiple of that"
             )
         if engine.processes > 1 and recipe.compile == "reduce-overhead":
             raise ValueError("compile=reduce-overhead is for one process: set compile=true")
@@ -78,7 +79,8 @@ class Job:
             self._load_images()
         self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
         if len(self.train_batches) < engine.processes:
-            raise ValueError(f"{len(self.train_batches)} training images are too few for {engine.processes} processes")
+            count = len(self.train_batches)
+            raise ValueError(f"{count} training images are too few for {engine.processes} processes: start {count}")
         if engine.processes > 1 and recipe.optim.accumulate > 1 and len(self.train_batches) < recipe.optim.batch_size:
             raise ValueError(  # processes would take unequal numbers of parts, and wait for each other
                 f"{len(self.train_batches)} training images do not fill a batch that is taken in parts by several "
@@ -241,7 +243,7 @@ class Job:
         try:
             return train_loop(self.parts(recipe), hooks)
         except Diverged as error:
-            instead = "precision=float32" if self.precision == "float16" else "optim.clip"
+            instead = "precision=float32" if self.precision == "float16" else "a smaller optim.clip"
             finish = BY_FINISH if self.saved_epochs else ""
             raise FloatingPointError(f"{error}: {LOWER_RATES} or {instead}{finish}") from error
         finally:  # even after an error: the model may be the caller's
@@ -300,7 +302,7 @@ class Job:
         before, now = content["data"], self.summary["hash"]  # either may lack what is not decoded
         changed = any(before[name] != now[name] for name in before.keys() & now)
         if changed or content["labels"] != self._labels() or differs(self.data, record, test=False):
-            way_out = "resume with the same images and Pillow"
+            way_out = "resume with the same images and version of Pillow"
             raise ValueError(f"the data is not what {self.folder} was trained on: {way_out}")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
         if content["start"] != self.started_from:

@@ -101,6 +101,7 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
     weights = class_weights(train.labels, K).to(device) if recipe.data.balance == "weights" else None
     so_far = [state.loss, state.correct] if engine.main else [0.0, 0.0]
     totals = torch.tensor(so_far, dtype=widest_float(device), device=device)  # of this process
+    (compiles,) = engine.max(call is not model)  # of any process
     warm: set[tuple[int, ...]] = set()  # image sizes seen before: the model is compiled in the first step of each
     clock = Clock(state, recipe, engine)
 
@@ -115,7 +116,9 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
             progress = clock.progress(done / total)
             images, targets = mix(images, labels, K, changes, recipe.augment, progress)
             answers = None if ask is None else ask(images)
-            images = parts.preprocess.normalise(shrunk(images, recipe, progress))
+            if not (compiles and done == 0):  # whose full size else would compile later, when the schedule is fixed
+                images = shrunk(images, recipe, progress)
+            images = parts.preprocess.normalise(images)
             side = tuple(images.shape[2:])
             bare.set_image_size(side)
 

@@ -129,7 +129,8 @@ def fit(
 
     Raises ValueError for a folder that holds a run, unless `resume` continues that run, or `finish` ends and evaluates
     it where it stopped; and for a model that its config does not describe. Raises TypeError for what is no recipe,
-    data or model.
+    data or model, FloatingPointError where the loss or the weights are no longer finite, and ImportError for a
+    tracker that is not installed.
     """
     console = console or Console(quiet=not is_main())
     out = None if out is None else path_of(out)

@@ -22,7 +22,7 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         if not asked:
             asked.append(time.monotonic())
-            log.warning("stopping after this step; once more stops at once, without saving")
+            log.warning("stopping after this step; once more stops at once, with what was saved last")
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

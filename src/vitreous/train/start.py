@@ -115,7 +115,8 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         free = key in FREE or (key == "pool" and {value, theirs.pool} <= POOLS)
         if not free and value != getattr(theirs, key):
             raise ValueError(
-                f"model.{key} is {value}, but that of {options.weights} is {getattr(theirs, key)}: leave it out"
+                f"model.{key} is {value}, but that of {options.weights} is {getattr(theirs, key)}: leave it out, or "
+                "take --recipe finetune"
             )
     changes = {key: given[key] for key in (*FREE, "pool") if key in given}
     lines = report.lines()

@@ -1,5 +1,6 @@
 """Where a run is: its progress, and the time that it has taken."""
 
+import logging
 import math
 import time
 import uuid
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from vitreous.metrics import NAMES
 from vitreous.recipe import Recipe
 from vitreous.train.engine import Engine
+
+log = logging.getLogger("vitreous")
 
 REPORT_SECONDS = 0.5  # between reports
 CHECKPOINT_SECONDS = 60  # between checkpoints; more after a slow one
@@ -105,6 +108,9 @@ class Clock:
         """This step was the first at its image size. compiled: whether this process compiled the model in it."""
         (took,) = self.engine.max(compiled * (time.monotonic() - self.step_begun))
         self.state.compile_seconds += took
+        spent, limit = self.state.compile_seconds, self.recipe.time_limit
+        if took and limit is not None and spent > limit / 3:
+            log.warning("compiling took %.0f of the %g s of time_limit: raise that by as much", spent, limit)
 
     def tick(self, stop: bool) -> tuple[bool, bool, bool]:
         """Whether any process is to stop, and whether it is time to save and to report."""

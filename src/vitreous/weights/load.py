@@ -61,7 +61,7 @@ class Report(NamedTuple):
             names = [name for name, why in self.left_out.items() if why == reason]
             lines.append(f"left out: {shorten(names)}: {reason}")
         if self.new_head:
-            lines.append(f"new head, which answers 0 for every class: {self.new_head}")
+            lines.append(f"new head, whose logits all start at 0: {self.new_head}")
         if self.imagenet:
             lines.append(AS_IMAGENET)
         if grids := self.resampled or self.computed:
@@ -198,7 +198,8 @@ def find_weights(source: os.PathLike[str] | str, revision: str | None = None) ->
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if len(files) != 1:
         found = f"several weight files: {shorten(file.name for file in files)}" if files else "no weight file"
-        raise ValueError(f"{path} holds {found}: give one of them, or a folder with {WEIGHTS} and {CONFIG}")
+        one = "one of them, or " if files else ""
+        raise ValueError(f"{path} holds {found}: give {one}a folder with {WEIGHTS} and {CONFIG}")
     return files[0]
 
 
@@ -220,7 +221,8 @@ def _download(repo: str, revision: str | None) -> Path:
         except Exception as error:  # anything from no network to no such repository
             reason = first_line(error)
             raise ValueError(
-                f"cannot download {repo} ({reason}): connect to the network, or give a folder that has its files"
+                f"cannot download {repo} ({reason}): check its name and the network; if its page asks for it, log in "
+                "with 'hf auth login' and accept its terms; or give a folder that has its files"
             ) from error
         if Path(root, name).is_file():
             return Path(root, name)
