@@ -85,7 +85,8 @@ def explain(
     if off := sum(error > LARGE_ERROR for error in errors):
         log.warning(
             "%d of %d maps are inexact: integrated gradients should add up to the rise of the logit, and are off by "
-            "more than %.0f%% of it (logit, empty_logit and attributed in their JSON files): trust them less", off, len(errors), 100 * LARGE_ERROR,
+            "more than %.0f%% of it (logit, empty_logit and attributed in their JSON files): trust them less",
+            off, len(errors), 100 * LARGE_ERROR,
         )  # fmt: skip
     if areas:
         deletion, insertion, *random = (sum(each) / len(areas) for each in zip(*areas, strict=True))

@@ -35,8 +35,9 @@ class Recipe(Section):
     epochs: PositiveInt = 30
     """Passes over the training images."""
     time_limit: Duration | None = None
-    """Longest time for training, such as 90s, 10m or 1h30m (a bare number: seconds), validation and checkpoints included. If the epochs do not
-    fit, the whole schedule is fitted to this time, less a last validation as long as the longest so far."""
+    """Longest time for training, such as 90s, 10m or 1h30m (a bare number: seconds), validation and checkpoints
+    included. If the epochs do not fit, the whole schedule is fitted to this time, less a last validation as long as the
+    longest so far."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the starting weights, the order of the images, the augmentation and dropout."""
     precision: Literal["auto", "float32", "bf16", "float16"] = "auto"
