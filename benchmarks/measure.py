@@ -14,7 +14,7 @@ import torch
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import FileImages
-from vitreous.device import cpu_capabilities, has_amx, has_fast_bf16
+from vitreous.device import has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
 from vitreous.recipe import Recipe, flat
@@ -65,7 +65,7 @@ def units(device: torch.device) -> str:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Hardware, versions and the rate of a plain matrix product in GFLOP/s."""
-    capabilities = cpu_capabilities()
+    capabilities = torch.cpu.get_capabilities()
     return {
         "processor": capabilities.get("cpu_name", "unknown"),
         "cores": capabilities.get("num_physical_cores"),

@@ -20,7 +20,7 @@ from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, even_rows
-from vitreous.device import cpu_capabilities, pick_device, widest_float
+from vitreous.device import pick_device, widest_float
 from vitreous.metrics import classification_metrics, watched
 from vitreous.model.attention import Attention
 from vitreous.prediction import split_logits
@@ -240,7 +240,7 @@ def command(experiment: Experiment, fixed: frozenset[str], seed: int, epochs: in
 def hardware(device: torch.device) -> dict[str, Any]:
     """What a run was trained on."""
     return {
-        "processor": cpu_capabilities().get("cpu_name", "unknown"),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", "unknown"),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,

@@ -782,7 +782,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         (f"train {'x' * 300}=3", "nothing to train on: give DATA"),  # no name of a file, as too long
         ("train digits epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("train digits epochs", "'epochs' is not key=value"),
-        ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'optim.learning_rate'?"),
         ("train digits epochs=0", "command line: epochs is 0: input should be greater than 0"),
         ("train digits model.patch_size=3 model.patch_embedding=conv", "command line: "),
         ("train digits --recipe nope", "no recipe 'nope': use "),
@@ -798,7 +798,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe finetune", "start.probe_first is for trained weights: give some with --from"),
         ("train photos --recipe r.yaml --from run model.dim=32", "model.dim is 32, but that of run is 16: leave"),
         ("embed run --split holdout", "photos has no split 'holdout'"),
-        ("train r.yaml", "r.yaml is neither a parquet file nor a table (.csv): give one, or a folder of images"),
+        ("train r.yaml", "r.yaml is neither a parquet file nor a table (.csv, .tsv): give one, or a folder"),
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
         ("train photos --recipe r.yaml --out photos/train/x", "photos/train/x lies within the data, of which it would"),

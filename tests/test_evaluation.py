@@ -270,6 +270,28 @@ def test_images_of_one_class_are_judged(run, tmp_path):
     assert figures["count"] == 3 and 0 <= figures["top1"] <= 1
 
 
+def test_whose_groups_are_not_found_elsewhere_is_told(tmp_path):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.2, "group": r"/(\d+)\.png"})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    told = "no groups were found, so intervals take each image for itself"
+    other = write_images(tmp_path / "other", 3, seed=9)
+    assert judge_run(run.folder, other, **EXACT).caution == ""
+    for file in other.rglob("*.png"):
+        file.rename(file.with_stem(f"x{file.stem}"))
+    assert judge_run(run.folder, other, **EXACT).caution == told
+    assert told not in judge_run(run.folder, **EXACT).caution
+
+
+def test_only_the_first_page_of_files_given_is_told(bundle, tmp_path, caplog):
+    folder = write_images(tmp_path / "photos", 3)
+    pages = [Image.new("L", (8, 8), level) for level in (0, 90)]
+    pages[0].save(folder / "ant" / "stack.tif", save_all=True, append_images=pages[1:])
+    evaluate(bundle, folder, **EXACT)
+    told = f"only the first page of multi-page files is read, such as {folder / 'ant' / 'stack.tif'}"
+    assert caplog.messages == [told]
+
+
 def test_who_judges_a_run_on_what_it_learnt_from_is_warned(tmp_path, caplog):
     folder = write_images(tmp_path / "photos", 10)
     recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.1})
@@ -333,6 +355,8 @@ def test_broken_images_are_left_out_where_that_is_asked_for(bundle, tmp_path):
         evaluate(bundle, photos, split="train", **EXACT)
     assert evaluate(bundle, photos, split="train", skip_broken=True, **EXACT)["count"] == 12
     assert evaluate(bundle, load(photos, skip_broken=True), split="train", **EXACT)["count"] == 12
+    told = "1 of 13 images could not be read, and are left out"
+    assert judge_run(bundle, photos, split="train", skip_broken=True, **EXACT).caution == told
 
 
 def test_a_run_that_left_out_broken_images_is_judged_without_them_too(tmp_path, monkeypatch):

@@ -121,6 +121,7 @@ def test_onnx_has_one_float_input_whose_batch_alone_is_dynamic_and_says_how_to_u
     assert Preprocess.model_validate_json(said["preprocess"]) == Bundle.load(run / "model").preprocess
     assert json.loads(said["class_names"]) == list(CLASSES)
     assert said["picture"].startswith("gray; upright")
+    assert said["picture"].endswith("; embedded colour profiles are not applied")
     assert graphs.metadata(tiny_bundle(channels=3), False)["picture"].startswith("RGB, in this order; upright")
     assert "no temperature is applied" in said["output"] and "float32 (batch, 1, 8, 8)" in said["input"]
 
@@ -780,7 +781,7 @@ def test_the_command_says_that_int8_was_judged_on_noise(vitreous, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["coreml"], "unknown format 'coreml': use onnx, pt2, timm, huggingface, int8"),
+        (["coreml"], "unknown format 'coreml': use onnx, pt2, int8, timm, huggingface"),
         (["timm", "--preprocess-inside"], "timm holds weights and no graph to preprocess in: leave out"),
         (["timm", "--tolerance", "-1"], "tolerance is -1.0: it must be at least 0"),
     ],

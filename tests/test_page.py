@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser
 from PIL import Image
 
 import vitreous
@@ -37,6 +38,15 @@ def test_sheets_load_nothing_and_use_only_colours_that_have_both_shades():
         assert "url(" not in style and "@import" not in style
         for name in {part.split(")")[0] for part in style.split("var(--")[1:]} - {"s"}:  # s: a share, set by a report
             assert style.count(f"--{name}:") == 2, f"{sheet.name}: --{name} has no shade of light or of dark"
+
+
+def test_names_without_a_space_stay_within_the_page(tmp_path):
+    name = "n" * 200
+    body = f'<p>{name}</p><p class="brand"><svg></svg>{name}</p><ul class="legend"><li><svg></svg>{name}</li></ul>'
+    write_page(tmp_path / "x.html", document(title="x", sheet=ROOT / "report" / "layout.css", body=body))
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(tmp_path / "x.html", 360)
+        assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
 def test_a_picture_is_whole_inside_the_page():

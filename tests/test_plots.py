@@ -84,6 +84,13 @@ def test_a_confusion_matrix_shows_shares_of_true_classes_and_counts(figures):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["ant", "bee", "cat"]
 
 
+def test_long_class_names_leave_room_for_a_confusion_matrix(figures):
+    confusion_matrix(np.eye(2, dtype=int), ["n" * 200, "bee"], None)
+    axes = figures[0].axes[0]
+    for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
+        assert [label.get_text() for label in labels] == ["n" * 23 + "…", "bee"]
+
+
 def test_a_hundred_classes_are_drawn_without_names_and_numbers(figures):
     confusion_matrix(np.eye(100, dtype=int), [f"class {i}" for i in range(100)], None)
     axes = figures[0].axes[0]

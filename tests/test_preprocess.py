@@ -257,7 +257,7 @@ def test_damaged_exif_does_not_lose_the_image():
 
 def test_a_picture_of_other_than_1_or_3_channels_is_refused():
     four = Preprocess(image_size=4, mean=(0.5,) * 4, std=(0.5,) * 4)
-    with pytest.raises(ValueError, match="1 or 3 channels, not 4"):
+    with pytest.raises(ValueError, match="1 or 3 channels, and the model reads 4"):
         four.fit_image(checkers())
 
 

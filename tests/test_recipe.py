@@ -92,7 +92,7 @@ def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optim: {leraning_rate: 1}", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("optim: {leraning_rate: 1}", "unknown key 'optim.leraning_rate'; did you mean 'optim.learning_rate'?"),
         ("epoch: 3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("opitm: {learning_rate: 1}", "unknown key 'opitm'; did you mean 'optim'?"),
         ("lr: 1", "unknown key 'lr'; did you mean 'optim.learning_rate'?"),
@@ -118,7 +118,7 @@ def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name
         ("model: {patch_size: x}", "model.patch_size is 'x': input should be a valid integer"),
         ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
         ("model: {size: true}", "unknown model size 'True': use one of Ti, S, B"),
-        ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set flip to 0.5"),
+        ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set alternate_flip=false, or flip=0.5"),
         ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known keys: name, learning_rate, weight_decay, "),
         ("compile: max-autotune", "compile is 'max-autotune': input should be True, False, 'auto' or "),
         ("opitm: {qqq: 3}", "unknown key 'opitm'; did you mean 'optim'?"),
@@ -165,9 +165,9 @@ def test_an_unknown_name_is_told_the_nearest_one():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optim.leraning_rate=3", "unknown key 'optim.leraning_rate'; did you mean 'learning_rate'?"),
+        ("optim.leraning_rate=3", "unknown key 'optim.leraning_rate'; did you mean 'optim.learning_rate'?"),
         ("opitm.learning_rate=3", "unknown key 'opitm.learning_rate'; did you mean 'optim.learning_rate'?"),
-        ("model.sise=S/16", "unknown key 'model.sise'; did you mean 'size'?"),
+        ("model.sise=S/16", "unknown key 'model.sise'; did you mean 'model.size'?"),
         ("model.size=Q/3", "unknown model size 'Q/3': use one of "),
         ("batch_size=3", "unknown key 'batch_size'; did you mean 'optim.batch_size'?"),
         ("optim=3", "optim is a section: set one of its keys, such as optim.name"),
@@ -177,7 +177,7 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("epochs=abc", "command line: epochs is 'abc': input should be a valid integer"),
         ("optim.betas=[0.9]", "command line: optim.betas is [0.9]: one number is missing"),
         ("model.image_size=[8, 0]", "command line: model.image_size is 0: input should be greater than 0"),
-        ("augment.crop_scale=0.5", "command line: augment.crop_scale is 0.5: write a list in brackets, as in [1, 2]"),
+        ("augment.crop_scale=0.5", "command line: augment.crop_scale is 0.5: write a list in brackets, as in [1,2]"),
         ("epochs=", "epochs= lacks its value: write one, such as epochs=30"),
         ("optim.name= ", "optim.name= lacks its value: write one, such as optim.name=adamw"),
         ("model.image_size=[8]", "command line: model.image_size is [8]: one number is missing"),
@@ -187,7 +187,7 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("epochs=true", "command line: epochs is true, but it takes a value, not true or false"),
         ("time_limit=1:30", "command line: '1:30' is not a duration: write it as 90s, 10m or 1h30m"),
         ("data.crop_fraction=0.5", "command line: data.crop_fraction 0.5 is for random crops: set augment.crop_scale"),
-        ("data.oversize=2", "command line: data.oversize 2 is for random crops: set augment.crop_scale, or leave"),
+        ("data.oversize=2", "command line: data.oversize 2 is for random crops: set augment.crop_scale, or data.oversize=1"),
     ],
 )
 def test_a_fault_in_an_override_is_told_in_one_line(written, override, message):
@@ -340,7 +340,7 @@ def test_resolve_leaves_alone_what_the_recipe_gives():
 
 
 def test_resolve_refuses_another_number_of_classes():
-    with pytest.raises(ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: leave it out$"):
+    with pytest.raises(ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: set that, or leave it out$"):
         tiny_recipe(model={"num_classes": 9}).resolve(image_size=(8, 8), channels=1, num_classes=7)
 
 
@@ -414,7 +414,7 @@ def test_a_recipe_is_read_with_other_settings_on_top():
 
 
 def test_an_option_that_there_is_not_cannot_be_set():
-    with pytest.raises(ValueError, match=r"^unknown key 'data.val_fracton'; did you mean 'val_fraction'\?$"):
+    with pytest.raises(ValueError, match=r"^unknown key 'data.val_fracton'; did you mean 'data.val_fraction'\?$"):
         Recipe().with_options("data", val_fracton=0.5)
 
 

@@ -269,6 +269,43 @@ def test_a_long_list_of_classes_is_cut():
         assert f'<p class="lead">{lead}{end}</p>' in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"), [("PPM", {}), ("BMP", {}), ("JPEG", {})], ids=["text", "run lengths", "many segments"]
+)
+def test_what_is_decoded_byte_by_byte_is_refused(client, kind, options):
+    """A stranger could make these take minutes, in which nobody else is answered."""
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, kind, **options)
+    image = file.getvalue()
+    assert client.post("/predict", content=image).status_code == 200
+    slow = {
+        "PPM": b"P2 8 8 255 " + b"0 " * 64,
+        "BMP": image[:30] + b"\1" + image[31:],
+        "JPEG": image[:2] + 101 * b"\xff\xe1\0\x08Exif\0\0" + image[2:],
+    }[kind]
+    answer = client.post("/predict", content=slow)
+    said = "the image: it would take long to decode: save it as PNG"
+    assert (answer.status_code, answer.json()) == (400, {"error": said})
+    page = client.post("/", files=[("images", image), ("images", slow)])
+    assert page.status_code == 200 and "it would take long to decode: save it as PNG" in page.text
+
+
+def test_nothing_is_computed_for_who_has_gone(bundle, monkeypatch):
+    answered = []
+    service = Service(bundle, name="x", device="cpu", on_answer=lambda *answer: answered.append(answer))
+
+    async def gone(request):
+        return True
+
+    monkeypatch.setattr(serve.Request, "is_disconnected", gone)
+    client = TestClient(service.app)
+    client.post("/predict", content=encoded(1)[0])
+    client.post("/", files={"images": encoded(1)[0]})
+    assert not answered
+    monkeypatch.undo()
+    assert client.post("/predict", content=encoded(1)[0]).status_code == 200 and len(answered) == 1
+
+
 def test_an_address_of_ipv6_is_listened_at_and_told_in_brackets(tmp_path, vitreous, bundle, monkeypatch):
     bundle.save(tmp_path / "model")
     asked, create = [], socket.create_server

@@ -91,7 +91,7 @@ def card(folder: Path, repo: str | None = None) -> str:
     """The model card of a shared folder, from the files in it. repo: owner/name on the Hub, if it is there."""
     name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(folder / "recipe.yaml")
     data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
-    config, preprocess, class_names, temperature = read_config(folder)
+    config, preprocess, class_names, temperature, *_ = read_config(folder)
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{source or data['name'] + ', a set of its own'}.", None))
     probabilities = "No temperature is applied to its probabilities."

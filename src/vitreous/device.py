@@ -81,7 +81,7 @@ def has_fast_bf16(device: torch.device) -> bool:
         with torch.cuda.device(device):  # torch asks the current one
             return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        features = cpu_capabilities()
+        features = torch.cpu.get_capabilities()
         intel = features.get("cpu_name", "").startswith("Intel")
         return bool(features.get("amx_bf16") or (features.get("avx512_bf16") and not intel))
     return False
@@ -89,7 +89,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 def has_amx() -> bool:
     """Whether the processor has Intel's bf16 matrix units (AMX), several times as fast as its float32."""
-    return bool(cpu_capabilities().get("amx_bf16"))
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def has_wide_bf16() -> bool:
@@ -98,7 +98,7 @@ def has_wide_bf16() -> bool:
     Zen 5, which alone of AMD's has AVX512_VP2INTERSECT, multiplies 512 bits at a time: two of its cores train as fast
     as two with AMX (LOG.md), two of Zen 4 half as fast.
     """
-    features = cpu_capabilities()
+    features = torch.cpu.get_capabilities()
     zen5 = features.get("avx512_bf16") and features.get("avx512_vp2intersect")
     return has_amx() or bool(zen5 and features.get("cpu_name", "").startswith("AMD"))
 
@@ -106,11 +106,6 @@ def has_wide_bf16() -> bool:
 def widest_float(device: torch.device) -> torch.dtype:
     """The dtype for sums of many numbers: float64, except on Apple's GPUs, which lack it."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def cpu_capabilities() -> dict:
-    """What torch knows about the processor: `cpu_name`, `avx512_bf16` and the like; empty if torch has no such call."""
-    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

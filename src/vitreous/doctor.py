@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
-from vitreous.device import NO_MPS, cpu_capabilities, has_fast_bf16, pick_device, pick_precision
+from vitreous.device import NO_MPS, has_fast_bf16, pick_device, pick_precision
 from vitreous.messages import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
@@ -34,7 +34,7 @@ def examine() -> None:
         print(f"optional {name}: {state}")
     memory, threads = psutil.virtual_memory(), torch.get_num_threads()
     print(
-        f"{cpu_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "
+        f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
     for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:

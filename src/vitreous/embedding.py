@@ -139,7 +139,7 @@ def write_parquet(features: Features, path: Path | str) -> None:
             "label": pa.array(features.labels.numpy()),
             "class": pa.array([features.class_names[label] for label in features.labels.tolist()], pa.string()),
             "feature": pa.FixedSizeListArray.from_arrays(flat, D),
-        }
+        },
+        metadata={"made_by": MADE_BY},
     )
-    table = table.replace_schema_metadata({"made_by": MADE_BY})
     replace_file(path_of(path), lambda part: pq.write_table(table, part))

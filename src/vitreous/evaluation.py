@@ -11,23 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import are_among, copies_among, differs, digest_of
+from vitreous.data.check import are_among, copies_among, differs, digest_of, first_page_alone
 from vitreous.data.divide import groups_if_any
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
 from vitreous.data.sources import load
-from vitreous.data.stores import ArrayImages, Images
+from vitreous.data.stores import Images
 from vitreous.files import read_json, write_csv
 from vitreous.metrics import (
     ClassFigures,
-    answer_metrics,
-    calibration_error,
     class_figures,
     classification_metrics,
     confusion,
     fit_temperature,
-    group_figures,
-    reliability,
+    pooled_metrics,
 )
 from vitreous.prediction import eval_batch_size, precision_for, split_logits
 from vitreous.recipe import DataOptions, read_recipe
@@ -90,7 +87,7 @@ class Judged:
     @cached_property
     def digest(self) -> str | None:
         """The `digest_of` the images and their labels as the model numbers them."""
-        return digest_of(Split(self.images, self.labels.numpy()))
+        return digest_of(self.images, self.labels)
 
     @property
     def scaled(self) -> Tensor:
@@ -163,14 +160,7 @@ def pooled_figures(parts: Sequence[Judged]) -> dict:
     Without `auroc`, as scores of different models have no common order, and `temperature`, as each has its own.
     """
     logits, labels = torch.cat([part.logits for part in parts]), torch.cat([part.labels for part in parts])
-    figures = answer_metrics(logits, labels) | {
-        "ece": calibration_error(reliability(torch.cat([part.scaled for part in parts]), labels)),
-        "ece_unscaled": calibration_error(reliability(logits, labels)),
-        "count": len(labels),
-    }
-    if (groups := pooled_groups(parts)) is None:
-        return figures
-    return figures | group_figures((logits.argmax(dim=1) == labels).numpy(), groups)
+    return pooled_metrics(logits, torch.cat([part.scaled for part in parts]), labels, pooled_groups(parts))
 
 
 def pooled_groups(parts: Sequence[Judged]) -> np.ndarray | None:
@@ -190,7 +180,7 @@ def answer_head(class_names: Sequence[str]) -> tuple[str, ...]:
 
 def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
     """Each image's columns: its location, and the probabilities of answer and class, are among them."""
-    probabilities = (judged.logits / judged.bundle.temperature).softmax(dim=1)
+    probabilities = judged.scaled.softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
         row = probabilities[i].tolist()
@@ -248,9 +238,12 @@ def judge_run(
     image_set = own_data(run) if data is None else load(data, skip_broken=skip_broken)
     whole = data is not None and split is None and len(image_set.splits) == 1
     split = image_set.judged if split is None else split
+    asked = as_known(bundle, image_set, split)
+    if data is not None and (stacks := first_page_alone(asked.images)):  # of a run's own, it was told in training
+        log.warning("%s", stacks)
     judged = judge(
         bundle,
-        as_known(bundle, image_set, split),
+        asked,
         device=where,
         precision=precision_for(run, precision, where),
         name="given" if whole else split,
@@ -277,6 +270,10 @@ def judge_run(
         caution = ON_OWN[split]
     elif calibrated_here:
         caution = ON_CALIBRATED
+    if left_out := len(asked) - len(judged.labels):
+        caution += f"{'; ' * bool(caution)}{left_out} of {len(asked)} images could not be read, and are left out"
+    if options.group is not None and judged.groups is None:
+        caution += f"{'; ' * bool(caution)}no groups were found, so intervals take each image for itself"
     learnt = own or float(among.mean()) > 0.5
     own_labels = image_set.split(split).labels[judged.rows]
     told = {"caution": caution, "learnt": learnt, "calibrated_here": calibrated_here}
@@ -297,7 +294,7 @@ def record_evaluation(judged: Judged) -> dict:
         "recipe": fitted,
         "data": {
             "name": judged.data,
-            "hash": {judged.name: digest_of(Split(judged.images, judged.own_labels))},
+            "hash": {judged.name: digest_of(judged.images, judged.own_labels)},
         },
         "caution": judged.caution,
     }
@@ -314,9 +311,7 @@ def learnt_hashes(run: Trained) -> np.ndarray:
 def _others(judged: Judged, folder: Path) -> bool:
     """Whether a run's own images, if decoded, differ from the hash in its `data.json`."""
     recorded = read_json(folder / "data.json")["hash"].get(judged.name)
-    if recorded is None or not isinstance(judged.images, ArrayImages):
-        return False
-    return judged.digest != recorded
+    return recorded is not None and judged.digest not in (None, recorded)
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:

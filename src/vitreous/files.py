@@ -22,10 +22,7 @@ BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # one of these tells a 
 
 def path_of(text: os.PathLike[str] | str) -> Path:
     """A path as the user writes it: ~ and ~name are expanded to home folders that exist."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # no such user: a file name that begins with a tilde
-        return Path(text)
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - which leaves an unknown ~name as it is
 
 
 def full_path(path: Path) -> Path:

@@ -50,17 +50,25 @@ def top1_interval(figures: dict[str, float | int | None]) -> tuple[float, float]
 def classification_metrics(
     logits: Tensor, labels: Tensor, temperature: float = 1.0, groups: np.ndarray | None = None
 ) -> dict[str, float | int | None]:
-    """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, auroc, ece, ece_unscaled, temperature and count.
+    """`pooled_metrics` of one model, with what only one has: its temperature and, of the raw logits, the auroc."""
+    figures = pooled_metrics(logits, logits.double() / temperature, labels, groups)
+    return figures | {"auroc": auroc(logits.double().softmax(dim=1), labels), "temperature": temperature}
 
-    `ece` is the calibration error of the predicted probabilities, after division by the `temperature`; `ece_unscaled`,
-    the loss and the auroc are those of the raw logits. groups: (N,), of images that belong together; adds
-    `group_figures`.
+
+def pooled_metrics(
+    logits: Tensor, scaled: Tensor, labels: Tensor, groups: np.ndarray | None = None
+) -> dict[str, float | int | None]:
+    """`answer_metrics` of logits (N, K) float32 and labels (N,) int64, of one model or of several, ece, ece_unscaled
+    and count.
+
+    `ece` is the calibration error of the `scaled` logits, which are divided by a temperature; `ece_unscaled` and the
+    loss are those of the raw ones. groups: (N,), of images that belong together; adds `group_figures`.
     """
-    figures = answer_metrics(logits, labels)
-    figures["auroc"] = auroc(logits.double().softmax(dim=1), labels)
-    figures["ece"] = calibration_error(reliability(logits.double() / temperature, labels))
-    figures["ece_unscaled"] = calibration_error(reliability(logits, labels))
-    figures |= {"temperature": temperature, "count": len(labels)}
+    figures = answer_metrics(logits, labels) | {
+        "ece": calibration_error(reliability(scaled, labels)),
+        "ece_unscaled": calibration_error(reliability(logits, labels)),
+        "count": len(labels),
+    }
     return figures if groups is None else figures | group_figures((logits.argmax(dim=1) == labels).numpy(), groups)
 
 

@@ -18,12 +18,6 @@ from torch import Tensor
 # (rows, columns); one number means a square
 Pair = Annotated[tuple[PositiveInt, PositiveInt], BeforeValidator(lambda v: (v, v) if isinstance(v, int | str) else v)]
 
-RESAMPLING = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
-PHOTOMETRIC = 262  # the TIFF tag that says what level 0 is
 UPRIGHT = {  # what turns a picture of each EXIF orientation upright; 1 already is
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -74,6 +68,11 @@ class Preprocess(BaseModel):
         """(C, H, W) of every fitted image."""
         return (self.channels, *self.image_size)
 
+    @property
+    def whole_size(self) -> tuple[int, int]:
+        """(rows, columns) to resize a whole image to before its centre is cut out; `crop` lengthens one of them."""
+        return tuple(math.floor(side / self.crop_fraction + 1e-6) for side in self.image_size)
+
     def fit_image(self, image: Image.Image) -> np.ndarray:
         """Bring a picture to the model's size: uint8 (C, H, W)."""
         if self.channels not in (1, 3):
@@ -116,8 +115,7 @@ class Preprocess(BaseModel):
         width, height = image.size
         if (width, height) == (columns, rows) and self.crop_fraction == 1:
             return image
-        # the size to resize the whole image to before the centre crop; both are done in one resampling
-        wide, high = (math.floor(side / self.crop_fraction + 1e-6) for side in (columns, rows))
+        high, wide = self.whole_size  # this resizing and the centre crop are done in one resampling
         if self.fit == "crop":  # scale by the side that needs more, so that both are covered
             if width * high > height * wide:
                 wide = width * high // height
@@ -126,7 +124,7 @@ class Preprocess(BaseModel):
         left, top = round((wide - columns) / 2), round((high - rows) / 2)
         across, down = width / wide, height / high
         box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
-        return image.resize((columns, rows), RESAMPLING[self.interpolation], box=box)
+        return image.resize((columns, rows), Image.Resampling[self.interpolation.upper()], box=box)
 
 
 def same_channels(a: int, b: int) -> bool:
@@ -165,7 +163,8 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
     white: the level that is white in one of more than 8 bits, as `Preprocess` has it.
     """
     image.load()
-    negative = image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == 0  # white is 0: Pillow inverts 8 bits alone
+    tag = ExifTags.Base.PhotometricInterpretation
+    negative = image.format == "TIFF" and image.tag_v2.get(tag) == 0  # white is 0: Pillow inverts 8 bits alone
     if (turn := UPRIGHT.get(orientation(image))) is not None:
         image = image.transpose(turn)
     if image.mode == "F" or image.mode.startswith("I"):

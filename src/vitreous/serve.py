@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 import uvicorn
+from anyio import from_thread
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -109,7 +110,7 @@ class Service:
                     raise HTTPException(400, "the form is not in its charset: send it as UTF-8") from error
             if not images:
                 raise HTTPException(400, "no image came: choose a file (field images), or send its bytes to /predict")
-            return self._page(request, *await run_in_threadpool(self._explain, images))
+            return self._page(request, *await run_in_threadpool(self._explain, request, images))
 
     async def _post_image(self, request: Request) -> JSONResponse:
         _check_length(request)
@@ -122,7 +123,7 @@ class Service:
         with self._room():
             async with _in_time():
                 image = await request.body()
-            return await run_in_threadpool(self._answer, image, int(top))
+            return await run_in_threadpool(self._answer, request, image, int(top))
 
     async def _get_model(self, request: Request) -> JSONResponse:
         about = {
@@ -148,21 +149,30 @@ class Service:
         finally:
             self._inside -= 1
 
-    def _answer(self, image: bytes, top: int) -> JSONResponse:
+    @contextmanager
+    def _turn(self, request: Request, image: bytes) -> Iterator[None]:
+        """The model's time for one image. Raises ClientDisconnect if nobody waits for the answer any more."""
+        _check_quick(image)
+        with self._alone:
+            if from_thread.run(request.is_disconnected):
+                raise ClientDisconnect
+            yield
+
+    def _answer(self, request: Request, image: bytes, top: int) -> JSONResponse:
         try:
-            with self._alone:
+            with self._turn(request, image):
                 (found,) = predict(self.bundle, image, top=top, device=self.device, precision="float32")
                 self.on_answer(self.sha256, found.classes[0], found.probabilities[0])
         except BrokenImage as error:
             raise HTTPException(400, str(error)) from error
         return JSONResponse({"classes": found.classes, "probabilities": found.probabilities})
 
-    def _explain(self, images: list[tuple[str, bytes]]) -> tuple[str, int]:
+    def _explain(self, request: Request, images: list[tuple[str, bytes]]) -> tuple[str, int]:
         """The answers to image files, given by name and content, as HTML, and the status: 400 if none was read."""
         shots, notes = [], ""
         for file, content in images:
             try:
-                with self._alone:  # per image, so that other requests need not wait for the whole form
+                with self._turn(request, content):  # per image, so that other requests need not wait for the whole form
                     (found,) = explain(self.bundle, content, method=self.method, device=self.device)
                     self.on_answer(self.sha256, found.classes[0], found.probabilities[0])
                 shots.append(_answered(found, file))
@@ -282,6 +292,14 @@ def _check_length(request: Request) -> None:
         raise HTTPException(411, "the request does not say its length: send Content-Length")
     if int(length) > LARGEST:
         raise HTTPException(413, f"{int(length):,} bytes: send at most {LARGEST:,} at a time")
+
+
+def _check_quick(image: bytes) -> None:
+    """Raises BrokenImage for what Pillow decodes byte by byte in Python, which a stranger can make take minutes."""
+    netpbm_as_text, packed_bmp = image[:2] in (b"P1", b"P2", b"P3"), image[:2] == b"BM" and image[30:31] in b"\1\2"
+    if netpbm_as_text or packed_bmp or image.count(b"Exif\0\0") > 100:
+        error = ValueError("it would take long to decode: save it as PNG")
+        raise BrokenImage(f"the image: {error}") from error
 
 
 def _answered(e: Explanation, file: str) -> str:

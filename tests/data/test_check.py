@@ -56,7 +56,7 @@ def test_leaks_from_validation_and_test_into_train_are_counted():
 def test_an_epoch_chosen_by_few_images_is_told(count, told):
     images = pixels(40 + count)
     made = balanced(images[:40], val=(images[40:], np.arange(count) % 2))
-    sentence = f"what is kept is chosen by {count} validation images, which is largely chance: hold out more or "
+    sentence = f"the epoch to keep is chosen by {count} validation images, which is largely chance: hold out more or "
     assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
     assert check(made, made.train, made.val, val_chooses=False) == []
 
@@ -64,7 +64,7 @@ def test_an_epoch_chosen_by_few_images_is_told(count, told):
 def test_a_class_that_does_not_validate_is_told():
     images = pixels(80)
     made = balanced(images[:40], val=(images[40:], [1] * 40))
-    told = ["no validation image of class 'cat': what is kept is chosen without it"]
+    told = ["no validation image of class 'cat': the epoch to keep is chosen without it"]
     assert check(made, made.train, made.val) == told
     assert check(made, made.train, made.val, val_chooses=False) == []
 
@@ -222,7 +222,7 @@ def test_images_that_are_decoded_batch_by_batch_are_not_searched_for_copies_and_
     train, val = (Batches(part, preprocess_of(), batch_size=8) for part in (image_set.train, image_set.val))
     assert check(image_set, train, val) == [
         "1 class has fewer than 10 training images: 'a' (8)",
-        "what is kept is chosen by 3 validation images, which is largely chance: hold out more or none "
+        "the epoch to keep is chosen by 3 validation images, which is largely chance: hold out more or none "
         "(data.val_fraction), or cross-validate (--folds)",
         "copies were not looked for, as the decoded images are not kept",
     ]

@@ -57,7 +57,7 @@ def test_gray_arrays_need_no_channel():
         (pixels(4), [0, 1, 0], "4 images with 3 labels"),
         (pixels(4), [0.0, 1.0, 0.0, 1.0], "float64"),
         (pixels(4), np.eye(4, dtype=int), r"int64 \(4, 4\): give one integer"),
-        (pixels(4), [1, 2, 1, 2], r"train labels are \[1, 2\]: count from 0"),
+        (pixels(4), [1, 2, 1, 2], r"train labels are \[1, 2\]: number them from 0 without a gap"),
     ],
 )
 def test_bad_arrays_are_refused(images, labels, reason):
@@ -265,8 +265,10 @@ def test_labels_of_a_dataset_outside_its_classes_are_refused(label):
 
 
 def test_dataset_items_that_are_no_pairs_are_refused():
-    with pytest.raises(ValueError, match=r"must be pairs \(image, label\), not dict"):
+    with pytest.raises(ValueError, match=r"must be pairs \(image, label\), not dict: of Hugging Face's datasets give"):
         ImageSet.from_dataset([{"image": 1, "label": 0}])
+    with pytest.raises(ValueError, match=r"not list$"):
+        ImageSet.from_dataset([[1, 2, 3]])
 
 
 def test_taking_rows_and_reading_agree():

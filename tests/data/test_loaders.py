@@ -122,11 +122,7 @@ def test_the_cache_folder_can_be_chosen(cache, monkeypatch):
 
 def test_without_a_home_folder_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("VITREOUS_CACHE", raising=False)
-
-    def homeless(path):
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", homeless)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert cache_folder() is None
 
 
@@ -208,7 +204,7 @@ def test_a_full_disk_is_gone_around(tmp_path, cache, caplog, monkeypatch):
     np.testing.assert_array_equal(as_needed.images.read(np.arange(6), preprocess_of()), expected)
     decode(split, preprocess_of(size=256), cache=cache)
     assert "has no room for 1.2 MB of decoded images" in caplog.text
-    assert "decoded images are not kept: they are decoded anew" in caplog.text
+    assert "decoded images are not kept: each pass decodes them anew" in caplog.text
     assert list(cache.glob("*.npy")) == []
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 from pyarrow import parquet as pq
 from tiny import write_images
 
-from vitreous.data import parquet, sources
+from vitreous.data import parquet, shards, sources
 from vitreous.data.folders import check_apart, check_outside
 from vitreous.data.loaders import decode
 from vitreous.data.parquet import ParquetImages
@@ -80,6 +80,9 @@ def test_digits_are_built_in_with_a_fixed_test_split():
         ("minst", "did you mean 'mnist'"),
         ("no/such/folder", "not a file or folder here, nor a known set: give a path, digits, mnist, fashion-mnist"),
         ("", "nor a known set"),
+        ("no/such.csv:breed", r"^'no/such\.csv:breed' is not a file or folder here, nor a known set"),
+        ("s3://bucket/photos", r"^'s3://bucket/photos' is a URL, which is not taken: copy its files here or mount"),
+        ("https://a.org/photos.csv:breed", r"photos\.csv:breed' is a URL, .* of the Hub, hf:owner/name$"),
     ],
 )
 def test_an_unknown_source_is_one_line_with_the_ways_out(name, reason):
@@ -332,6 +335,31 @@ def test_a_folder_that_is_no_set_says_why(tmp_path, folders, reason):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("file", "place"), [("", ""), ("train/", ""), ("test/", ""), ("full/", "full")])
+def test_a_folder_of_arrow_files_is_to_be_written_as_parquet(tmp_path, file, place):
+    (tmp_path / file).mkdir(exist_ok=True)
+    (tmp_path / file / "data-00000-of-00001.arrow").touch()
+    told = f"^{tmp_path / place} holds arrow files, as datasets' save_to_disk leaves them: write each split as parquet"
+    with pytest.raises(ValueError, match=told):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ({"bytes": None, "path": "/photos/0.png"}, "no bytes here: only paths, as datasets' to_parquet leaves images "
+         "that are files: give their folder"),
+        ({"bytes": None, "path": None}, "no bytes here"),
+        (None, "no bytes here"),
+    ],
+)  # fmt: skip
+def test_parquet_files_that_hold_no_images_say_why(tmp_path, image, told):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    pq.write_table(pa.table({"image": pa.array([image] * 2, kind), "label": [0, 1]}), tmp_path / "x.parquet")
+    with pytest.raises(BrokenImage, match=f"row 1: column 'image' holds {told}$"):
+        load(tmp_path / "x.parquet").train.images.read([1], preprocess_of())
+
+
 @pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.large_string()], ids=str)
 def test_parquet_as_pandas_and_polars_write_it_is_read(tmp_path, kind):
     images = pa.array([encoded(x) for x in pixels(4)], pa.large_binary())
@@ -495,10 +523,11 @@ def test_the_row_groups_that_were_read_last_are_held_as_far_as_memory_is_allowed
     )
     write_parquet(tmp_path / "x.parquet", {"image": hub_images(arrays), "label": [0, 1] * 6}, row_group_size=3)
     images = load(tmp_path / "x.parquet").train.images
-    monkeypatch.setattr(parquet, "HELD_BYTES", room * read_group(images, 0, 0).nbytes)
+    monkeypatch.setattr(parquet, "HELD_BYTES", room * read_group(images, images.files[0], 0).nbytes)
     for row in np.random.default_rng(0).permutation(12).tolist():
         np.testing.assert_array_equal(images.read([row], preprocess_of()), arrays[[row]])
-        assert [(0, group) for group in images._held] == seen[-len(images._held) :] and row // 3 in images._held
+        held = [(images.files[0], group) for group in images._held]
+        assert held == seen[-len(held) :] and row // 3 in images._held
         assert len(images._held) == min(len(set(seen)), most)
 
 
@@ -524,8 +553,17 @@ def test_a_column_behind_a_colon_holds_the_labels_of_parquet_files(tmp_path):
     assert load(f"{tmp_path / 'train.parquet'}:age").class_names == ("3", "9")
     assert made.train.images.take(np.array([1, 0])).column("age").tolist() == ["9", "3"]
     assert made.train.images.column("weight") is None
-    with pytest.raises(ValueError, match=r"has no column 'image' of labels: it has label, size, age$"):
+    told = r"has no column 'image' of labels \(integers or words, one an image\): it has label, size, age$"
+    with pytest.raises(ValueError, match=told):
         load(f"{tmp_path}:image")
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.5], [[0], [1]], [True, False]], ids=["floats", "lists", "truths"])
+def test_a_column_of_neither_integers_nor_words_holds_no_labels(tmp_path, values):
+    write_parquet(tmp_path / "x.parquet", {"image": hub_images(pixels(2)), "age": values})
+    told = r"has no column 'age' of labels \(integers or words, one an image\): it has none$"
+    with pytest.raises(ValueError, match=told):
+        load(f"{tmp_path / 'x.parquet'}:age")
 
 
 def test_shards_of_a_test_set_alone_are_read_as_one_is(tmp_path):
@@ -587,6 +625,27 @@ def test_a_test_split_without_labels_is_left_out_and_said(tmp_path, caplog):
     assert load(tmp_path).test is None and "test has no labels" in caplog.text
 
 
+@pytest.mark.parametrize("features", [None, hub_features("cat", "dog")], ids=["no names", "names"])
+def test_rows_without_a_label_are_refused_among_others(tmp_path, features):
+    images = hub_images(pixels(2))
+    write_parquet(tmp_path / "train.parquet", {"image": images, "label": [0, 1]}, features)
+    for labels, told in (([1, -1], "'label' of test is -1 in some rows"), ([None, -1], "needs an integer or a string")):
+        write_parquet(tmp_path / "test.parquet", {"image": images, "label": labels}, features)
+        with pytest.raises(ValueError, match=told):
+            load(tmp_path)
+    write_parquet(tmp_path / "test.parquet", {"image": images, "label": [0, 2]}, features)
+    with pytest.raises(ValueError, match=r"test labels 0\.\.2 exceed its 2 class names$" if features else "class '2'"):
+        load(tmp_path)
+
+
+def test_words_are_labels_whatever_they_are(tmp_path):
+    for name, words in {"train": ["-1", "0", "1"], "test": ["-1"] * 3}.items():
+        columns = {"image": hub_images(pixels(3)), "label": words}
+        write_parquet(tmp_path / f"{name}.parquet", columns, hub_features("cat", "dog"))
+    made = load(tmp_path)
+    assert made.class_names == ("-1", "0", "1") and made.test.labels.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("said", ["null", "[]", '{"info": null}', '{"info": {"features": [1]}}'])
 def test_what_another_program_says_of_a_parquet_file_is_no_obstacle(tmp_path, said):
     import pyarrow as pa
@@ -629,7 +688,7 @@ def test_files_that_are_not_what_they_are_called_say_so(tmp_path):
         load(tmp_path / "x.parquet")
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(
-        ValueError, match=r"x\.txt is neither a parquet file nor a table \(\.csv\): give one, or a folder"
+        ValueError, match=r"x\.txt is neither a parquet file nor a table \(\.csv, \.tsv\): give one, or"
     ):
         load(tmp_path / "x.txt")
 
@@ -680,7 +739,7 @@ def test_several_sets_in_one_folder_are_told_apart(tmp_path):
     assert len(load(tmp_path / "big").train) == 2
     files = [(tmp_path / name / "train.parquet").relative_to(tmp_path) for name in ("big", "small")]
     with pytest.raises(ValueError, match=r"^hf:a/b holds several sets: .*: hf:a/b/big, hf:a/b/small$"):
-        parquet.read_parquet(tmp_path, files, "b", "hf:a/b")
+        shards.read_parquet(tmp_path, files, "b", "hf:a/b")
 
 
 def write_idx(folder, zipped, count=20):
@@ -856,7 +915,7 @@ def test_a_folder_with_the_name_of_a_known_set_is_told_to_be_another(tmp_path, m
     assert len(load("./digits").class_names) == 3
     monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
     assert load("digits").warnings  # which are built in all the same
-    assert sources.place_of("digits") is None
+    assert not sources.lies_within(tmp_path / "digits" / "x", "digits")
     caplog.clear()
     write_idx(tmp_path / "mnist", True)
     assert load("mnist").name == "mnist" and not caplog.messages  # the folder is the set

@@ -217,8 +217,10 @@ def test_a_split_without_labels_is_left_out(photos, caplog):
         ([], "has no rows below a first line that names its columns, such as file,label$"),
         (["file,label"], "has no rows below a first line that names its columns, such as file,label$"),
         (["all/000.png,a", "all/001.png,b"], r"which of all/000\.png, a is the file of an image\?"),
-        (["file,label", "x/0.png,a", "x/1.png,b"], r"no 'file' is found, such as x/0\.png: a path holds .*"),
+        (["file,label", "x/0.png,a", "x/1.png,b"], r"no 'file' is found, such as x/0\.png: write paths from "),
         (["file,p,q", "000,1,2", "001,1,2"], r"which of p, q is the label of an image\? name it, as in photos\.csv:p$"),
+        (["file,MEL,NV", "000,1.0,0.0", "001,0.0,1.0"], r"has columns of 0 and 1, MEL, NV: if each is a class, give "
+         r"one column .*; if one column alone is the label, name it, as in photos\.csv:MEL$"),
         (["file", "000", "001"], "has no column of labels beside 'file': add one$"),
         (["file,label", "000,a", "001,", "002,b"], r"\S+001\.png has no 'label': add it, or leave the row out$"),
         (["file,label", "000,a,3", "001,a"], "has 2 columns, but 3 in the row of 000: mend the row"),

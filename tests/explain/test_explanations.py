@@ -73,6 +73,28 @@ def test_a_picture_says_what_its_maps_are_of(files, tmp_path, monkeypatch, optio
     assert list(drawn[0]) == titles and not np.array_equal(*drawn[0].values())
 
 
+@pytest.mark.parametrize(
+    ("pool", "reader"),
+    [
+        ("cls", "the class token"),
+        ("mean", "all patches, their mean"),
+        ("attention", "the patches, weighted as the pooling weighs them"),
+        ("cls_mean", "class token and mean of the patches, half each"),
+    ],
+)
+def test_a_picture_says_whose_attention_it_shows(files, tmp_path, monkeypatch, pool, reader):
+    made = []
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure))
+    for options in ({}, {"curves": True}, {"patch": (2, 1)}):
+        (found,) = explain(tiny_bundle(pool=pool), files[0], device="cpu", **options)
+        found.save(tmp_path / "x")
+        assert json.loads((tmp_path / "x.json").read_text())["reader"] == found.reader == reader
+        heading = made[-1].subfigs[1].subfigs[-1].get_suptitle()
+        whose = "patch 2,1" if "patch" in options else reader
+        assert " ".join(heading.split()).startswith(f"attention in block 1, head by head, of {whose} (share of")
+        assert max(map(len, heading.split("\n"))) <= (46 if "curves" in options else 92)
+
+
 def test_probabilities_are_at_the_bundles_temperature(files):
     hot = dataclasses.replace(tiny_bundle(), temperature=3.0)
     (mine,) = explain(hot, files[0], curves=True, device="cpu")

@@ -129,6 +129,7 @@ def test_attention_distance_is_counted_in_pixels():
     assert uniform_distance(model) == pytest.approx(sum(steps) / 36)
 
 
+@torch.no_grad()
 def test_the_read_vector_is_compared_between_depths(model, images):
     seen = open_pass(model, images)
     similarity = depth_similarity(model, seen)
@@ -213,13 +214,13 @@ def test_the_title_says_what_the_filters_are(tmp_path, monkeypatch, caplog, fiel
     assert made[0].get_suptitle() == title
 
 
+@torch.no_grad()
 def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
     bundle, data = tiny_bundle(registers=2, depth=2), tiny_set()
     figures = look(bundle, data, out=tmp_path, count=5, device="cpu")
     pixels = data.test.evenly(5).images.read(np.arange(5), bundle.preprocess)
-    with torch.no_grad():
-        seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
+    seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
     assert explained_at_once(bundle.model.config) == 1
     distance, similarity = attention_distance(bundle.model, seen), depth_similarity(bundle.model, seen)
     np.testing.assert_allclose(figures["attention_distance"], distance.mean(dim=0), atol=1e-3)

@@ -1,7 +1,9 @@
 """The page of one image: whole, self-contained, with the figures of the model and the lines of the source."""
 
+import base64
 import html
 import inspect
+import io
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -143,6 +145,14 @@ def test_a_stem_cuts_no_patches_and_pictures_say_which_channels_they_show(tmp_pa
         assert said in text and ("sees it, channel 1 of 2" in text) == ("channels" in fields)
 
 
+def test_a_picture_has_at_most_two_pixels_to_each_that_is_shown(photo, tmp_path):
+    page = walk(tiny_bundle(image_size=(480, 240), patch_size=120), photo, out=tmp_path / "page.html", device="cpu")
+    text, sizes = page.read_text(encoding="utf-8"), set()
+    for data, width in re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="[^"]+" width="(\d+)"', text):
+        sizes.add((Image.open(io.BytesIO(base64.b64decode(data))).size, int(width)))
+    assert ((224, 448), 112) in sizes and all(size[0] <= 2 * width for size, width in sizes)
+
+
 def test_the_code_is_that_of_the_source(photo, tmp_path):
     bundle = tiny_bundle()
     text = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8")).text
@@ -156,7 +166,7 @@ def test_the_code_is_that_of_the_source(photo, tmp_path):
 @pytest.mark.parametrize("fields", [{}, {"mlp_conv": True}, {"layer_scale": 0.1}], ids=str)
 def test_parts_that_a_model_may_have_are_shown_where_it_has_them(photo, tmp_path, fields):
     text = Reader(walk(tiny_bundle(**fields), photo, out=tmp_path / "page.html", device="cpu").read_text("utf-8")).text
-    assert ("NeighbourConv.forward · vitreous/" in text) == ("mlp_conv" in fields)
+    assert ("DepthwiseConv.forward · vitreous/" in text) == ("mlp_conv" in fields)
     assert ("LayerScale.forward · vitreous/" in text) == ("layer_scale" in fields)
 
 

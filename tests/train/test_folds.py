@@ -273,7 +273,7 @@ def test_a_cross_validation_gives_no_weights_to_start_from(tmp_path):
     fit_folds(folds_recipe(2, data=source), out=tmp_path / "cv", **quiet())
     fields = {"epochs": 1, "data": source, "start": {"weights": str(tmp_path / "cv")}}
     for begin, more in ((fit, {}), (fit_folds, {"folds": 2})):
-        with pytest.raises(ValueError, match=r"cv is a cross-validation: name one of its folds, such as .*cv/fold-1$"):
+        with pytest.raises(ValueError, match=r"cv is a cross-validation, .* name one of its folds, such as .*fold-1$"):
             begin(make_recipe(fields | {"data": source | more}, "test"), out=tmp_path / "more", **quiet())
 
 
@@ -587,6 +587,17 @@ def test_a_cross_validation_is_not_resumed_with_other_classes(finished, tmp_path
         ValueError, match="fold-1 was trained on, whose 3 classes are ant, bee, cat: resume with the sa"
     ):
         fit_folds(folds_recipe(), more, out=tmp_path / "cv", resume=True, **quiet())
+
+
+def test_copies_in_other_folds_are_told_beside_the_results(tmp_path):
+    pixels, labels = (np.concatenate([part, part]) for part in stripes(24))
+    data = ImageSet.from_arrays(pixels, labels, class_names=CLASSES, name="stripes")
+    run = fit_folds(folds_recipe(), data, out=tmp_path / "cv", **quiet(pictures=True))
+    cautions = run.results["cautions"]
+    assert [caution.partition(":")[0] for caution in cautions] == ["fold 1", "fold 2", "fold 3"]
+    page = (run.folder / "report.html").read_text()
+    assert all("test images are also in train, such as " in caution and caution in page for caution in cautions)
+    assert read_run(run.folder).caution == "; ".join(cautions)
 
 
 def test_each_fold_calls_back(tmp_path):

@@ -1475,7 +1475,9 @@ def test_copies_of_training_images_among_the_test_images_are_told_after_training
     pixels, labels = stripes(48)
     data = ImageSet.from_arrays(pixels, labels, test=(pixels[:5], labels[:5]), class_names=CLASSES, name="stripes")
     recipe = tiny_recipe(epochs=1, data={"val_fraction": 0})
-    assert "5 of 5 test images are also in train" in (trained(recipe, data).folder / "train.log").read_text()
+    run = trained(recipe, data)
+    assert "5 of 5 test images are also in train" in (run.folder / "train.log").read_text()
+    assert run.results["caution"].startswith("5 of 5 test images are also in train")
 
 
 def test_what_was_found_in_the_data_stays_in_the_log(trained):

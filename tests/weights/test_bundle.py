@@ -92,8 +92,9 @@ def test_a_bundle_says_all_that_its_predictions_need(saved):
     config = json.loads((saved / "config.json").read_text())
     assert set(config) == {"model", "preprocess", "class_names", "temperature"}
     assert config["class_names"] == list(CLASSES) and config["preprocess"]["mean"] == [0.4]
-    model, preprocess, class_names, temperature = read_config(saved)
-    assert (model.dim, preprocess.std, class_names, temperature) == (16, (0.2,), CLASSES, 1)
+    said = read_config(saved)
+    assert (said.model.dim, said.preprocess.std, said.class_names, said.temperature) == (16, (0.2,), CLASSES, 1)
+    assert said.calibrated_on is None
 
 
 def test_the_temperature_is_kept_and_older_bundles_have_none(saved, tmp_path):
@@ -293,10 +294,10 @@ def test_the_record_of_a_run_is_found_from_its_model_and_anothers_is_not(saved, 
 def test_a_run_that_has_no_model_yet_is_named(tmp_path):
     (tmp_path / "folds" / "fold-1").mkdir(parents=True)
     (tmp_path / "folds" / "recipe.yaml").touch()
-    with pytest.raises(ValueError, match=r"folds is a cross-validation: name one of its folds"):
+    with pytest.raises(ValueError, match=r"folds is a cross-validation, whose models are for judging"):
         find_weights(tmp_path / "folds")
     with pytest.raises(
-        ValueError, match=r"folds is a cross-validation: name one of its folds, such as .*/folds/fold-1$"
+        ValueError, match=r"folds is a cross-validation, .*or name one of its folds, such as .*/folds/fold-1$"
     ):
         find_bundle(tmp_path / "folds")
     with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path))} holds no trained model \(model/model\.safe"):

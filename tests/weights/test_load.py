@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import CLASSES, tiny_bundle
+from tiny import CLASSES, tiny_bundle, tiny_set
 
+from vitreous.evaluation import ON_CALIBRATED, calibrated, judge_run
 from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.weights import bundle as bundle_module
@@ -56,6 +57,16 @@ def test_the_temperature_of_our_own_bundles_comes_along_with_their_head(tmp_path
     replace(tiny_bundle(), temperature=1.75).save(tmp_path)
     assert load_weights(tmp_path)[0].temperature == 1.75
     assert load_weights(tmp_path, num_classes=5)[0].temperature == 1  # of a head that answers 0 for every class
+
+
+def test_a_weight_file_of_ours_says_that_it_is_judged_on_what_its_temperature_was_fitted_on(tmp_path):
+    images, exact = tiny_set(), {"device": "cpu", "precision": "float32"}
+    fitted = calibrated(judge_run(tiny_bundle(), images, **exact))
+    assert fitted.temperature != 1
+    fitted.save(tmp_path)
+    judged = judge_run(load_weights(tmp_path / "model.safetensors")[0], images, **exact)
+    assert judged.calibrated_here and judged.caution == ON_CALIBRATED
+    assert load_weights(tmp_path, num_classes=5)[0].calibrated_on is None
 
 
 def test_a_head_for_one_number_answers_with_no_class(tmp_path):
@@ -115,7 +126,7 @@ def test_another_number_of_classes_makes_a_new_head_and_says_so(folder):
     bundle, report = load_weights(folder, num_classes=5)
     assert torch.equal(bundle.model(reading()), torch.zeros(3, 5)) and bundle.class_names == tuple("01234")
     assert report.new_head == "5 classes in place of 3" and set(report.left_out) == {"head.weight", "head.bias"}
-    assert "new head, which answers 0 for every class: 5 classes in place of 3" in report.lines()
+    assert "new head, whose logits all start at 0: 5 classes in place of 3" in report.lines()
     same = load_weights(folder, num_classes=3)
     assert same[1].new_head == "" and same[0].class_names == CLASSES
 
@@ -242,7 +253,7 @@ def test_a_file_a_folder_and_torchs_file_are_the_same(folder):
 def test_a_folder_with_several_weight_files_or_none_is_refused(folder):
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    assert refused(folder).startswith(f"{folder} holds no weight file: give one of them")
+    assert refused(folder) == f"{folder} holds no weight file: give a folder with model.safetensors and config.json"
     for name in ("a.safetensors", "b.safetensors"):
         save_file(weights, folder / name)
     assert refused(folder).startswith(f"{folder} holds several weight files: a.safetensors, b.safetensors: give one")

@@ -19,7 +19,7 @@ from vitreous.cli.options import (
     SkipBroken,
     output,
 )
-from vitreous.cli.output import report_broken, results_table
+from vitreous.cli.output import counted, report_broken, results_table
 
 
 def evaluate(
@@ -134,14 +134,19 @@ def predict(
     images: Images,
     top: Annotated[int, typer.Option(min=1, help="Classes to show for an image.")] = 5,
     json_lines: Annotated[bool, typer.Option("--json", help="Print a JSON object on each line.")] = False,
-    csv_file: Annotated[Path | None, output("Write a table to this file.", "--csv")] = None,
+    csv_file: Annotated[Path | None, output("Write a table to this file, once all are answered.", "--csv")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     arch: Architecture = None,
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
-    """Ask a trained model what is in images. A file that cannot be read is named, and the others are answered."""
+    """Ask a trained model what is in images.
+
+    A file that cannot be read is named at the end, and the exit status is then 2; the others are answered.
+    """
     from vitreous.cli.asked import asked_images, asked_model
+    from vitreous.data.check import first_page_alone
+    from vitreous.data.stores import FileImages
     from vitreous.files import check_file
     from vitreous.prediction import TABLE, write_json_lines, write_table, write_text
     from vitreous.prediction import predict as ask
@@ -152,9 +157,12 @@ def predict(
         check_file(csv_file, ".csv", ",".join(TABLE))
     broken: list = []
     model = asked_model(run, arch, revision)
-    answers = ask(model, asked_images(model, images), top=top, batch_size=batch_size, device=device, broken=broken)
+    asked = asked_images(model, images)
+    if stacks := first_page_alone(FileImages([image for image in asked if isinstance(image, Path)])):
+        print(f"vitreous: {stacks}", file=sys.stderr)
+    answers = ask(model, asked, top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
-        write_table(answers, csv_file)
+        write_table(counted(answers, len(asked)), csv_file)
     elif json_lines:
         write_json_lines(answers, sys.stdout)
     else:
@@ -218,7 +226,7 @@ def embed(
 ) -> None:
     """Describe images by a model's features: accuracy of nearest neighbours, a file, images like another one."""
     from vitreous.cli.asked import is_row, stored_image
-    from vitreous.data.sources import load, place_of
+    from vitreous.data.sources import lies_within, load
     from vitreous.embedding import (
         MADE_BY,
         embed_image,
@@ -238,8 +246,7 @@ def embed(
         check_file(out, ".parquet", MADE_BY)
     bundle, precision = load_features(run, arch, revision), own_precision(run)
     image_set = load(data, skip_broken=skip_broken) if data is not None else own_data(run)
-    place = place_of(image_set.source)
-    if out is not None and place is not None and out.resolve().is_relative_to(place.resolve()):
+    if out is not None and lies_within(out, image_set.source):
         raise ValueError(f"{out} lies within the data, of which it would become a part: name a file elsewhere")
     image_set.split(split)  # refused before anything is computed
     query = None

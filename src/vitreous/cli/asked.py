@@ -51,14 +51,13 @@ def asked_images(run: "str | Bundle", patterns: Iterable[str]) -> "list[Path | S
 def check_outside_data(out: Path, model: "str | Bundle", data: str | None = None) -> None:
     """Raises ValueError for a folder within DATA, or else a run's own, of which it would become a part."""
     from vitreous.data.folders import check_outside
-    from vitreous.data.sources import load, place_of
+    from vitreous.data.sources import lies_within, load
     from vitreous.evaluation import record_of
 
     if data is None:
         with suppress(ValueError):  # others' weights may have a recipe.yaml of another kind beside them
             data = record_of(model)[1].source
-    place = None if data is None else place_of(data)
-    if place is not None and out.resolve().is_relative_to(place.resolve()):
+    if data is not None and lies_within(out, data):
         check_outside(out, load(data))
 
 

@@ -1,10 +1,26 @@
 """What several commands print."""
 
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from vitreous.prediction import Prediction
+
+COUNTING_SECONDS = 5  # between two lines
+
+
+def counted(answers: "Iterable[Prediction]", total: int) -> "Iterator[Prediction]":
+    """The answers as they come; every few seconds stderr says how many there are of the images asked about."""
+    said = time.monotonic()
+    for done, answer in enumerate(answers, start=1):
+        yield answer
+        if time.monotonic() - said > COUNTING_SECONDS:
+            said = time.monotonic()
+            print(f"{done:,} of {total:,} images answered", file=sys.stderr)
 
 
 def report_broken(broken: list) -> None:

@@ -23,7 +23,7 @@ def summary(
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import StartOptions, read_recipe, recipe_names
-    from vitreous.train.choose import data_of, fit_to_data
+    from vitreous.train.choose import UNWATCHED, data_of, fit_to_data
     from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
 
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}
@@ -44,12 +44,11 @@ def summary(
         except ValueError:  # what a recipe leaves to its data has stand-ins
             without_data = True
         else:
-            unwatched = {"patience": None, "best_by": "top1"}  # as nothing is split off here
-            recipe = fit_to_data(recipe.model_copy(update=unwatched), data)
+            recipe = fit_to_data(recipe.model_copy(update=UNWATCHED), data)  # as nothing is split off here
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
         try:
-            fields = read_config(find_bundle(model))[0].model_dump()
+            fields = read_config(find_bundle(model)).model.model_dump()
         except ValueError as error:
             raise ValueError(f"{error}; or a size such as B/16, or a recipe (vitreous recipes)") from error
     fields |= chosen

@@ -40,8 +40,8 @@ def check(
     """
     counts = np.bincount(train.labels, minlength=len(image_set.class_names))
     findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts, balance)
-    if (stack := _stack(image_set.train.images)) is not None:
-        findings.append(f"only the first page of multi-page files is read, such as {stack}")
+    if stacks := first_page_alone(image_set.train.images):
+        findings.append(stacks)
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     findings += _torn(image_set, group) if group is not None else _series(image_set)
@@ -72,20 +72,17 @@ def check(
     return findings
 
 
-def leaks(name: str, images: Images, train: Images, hashes: np.ndarray | None) -> str:
+def leaks(name: str, images: Images, train: Images, hashes: np.ndarray) -> str:
     """A line about images of a split that are also in train, if both are decoded; else "".
 
-    hashes: `image_hashes` of train; None if it is not decoded.
+    hashes: `image_hashes` of train; empty if it is not decoded.
     """
-    if hashes is None or not isinstance(images, ArrayImages):
-        return ""
-    theirs = image_hashes(images)
-    leaked = np.flatnonzero(np.isin(theirs, hashes))
+    leaked = np.flatnonzero(are_among(images, hashes))
     if not len(leaked):
         return ""
-    row = np.flatnonzero(hashes == theirs[leaked[0]])[0]
+    row = np.flatnonzero(hashes == image_hashes(images.take(leaked[:1])))[0]
     example = _pair(images.describe(leaked[0]), train.describe(row))
-    return f"{len(leaked)} of {len(theirs)} {name} images are also in train, such as {example}"
+    return f"{len(leaked)} of {len(images)} {name} images are also in train, such as {example}"
 
 
 def are_among(images: Images, hashes: np.ndarray) -> np.ndarray:
@@ -114,6 +111,7 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
     given = {"train": train, "val": val}
     used = image_set.splits | {name: split for name, split in given.items() if split is not None}
     per_class, listed = (_per_class(splits, len(image_set.class_names)) for splits in (used, image_set.splits))
+    digests = {name: digest_of(split.images, split.labels) for name, split in given.items() if split is not None}
     content = {
         "name": image_set.name,
         "source": image_set.source,
@@ -121,7 +119,7 @@ def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | 
         "classes": list(image_set.class_names),
         "counts": {name: len(split) for name, split in used.items()},
         "per_class": per_class,
-        "hash": {name: digest for name, split in given.items() if split is not None and (digest := digest_of(split))},
+        "hash": {name: digest for name, digest in digests.items() if digest is not None},
     }
     return content | ({"listed": listed} if image_set.skip_broken else {})
 
@@ -209,15 +207,15 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray, balance: str | No
     return findings
 
 
-def _stack(images: Images) -> str | None:
-    """The first file in a sample that holds several pages, channels or time points, of which only the first is read."""
+def first_page_alone(images: Images) -> str:
+    """A line if a sample of the files has one with several pages, channels or time points; else ""."""
     if isinstance(images, FileImages):
         for row in even_rows(len(images), SAMPLE):
             path = images.paths[images.rows[row]]
             with suppress(Exception), open_picture(path) as image:  # decoding reports broken ones
                 if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # a camera's, with a preview
-                    return images.describe(row)
-    return None
+                    return f"only the first page of multi-page files is read, such as {images.describe(row)}"
+    return ""
 
 
 def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.ndarray) -> list[str]:
@@ -254,12 +252,12 @@ def image_hashes(images: ArrayImages) -> np.ndarray:
     return np.frombuffer(digests, np.uint64)
 
 
-def digest_of(split: Split | Batches) -> str | None:
-    """sha256 of all labels and pixels; None if the images are not decoded."""
-    if not isinstance(split.images, ArrayImages):
+def digest_of(images: Images, labels) -> str | None:
+    """sha256 of labels, int64 (N,), and pixels; None if the images are not decoded."""
+    if not isinstance(images, ArrayImages):
         return None
-    digest = hashlib.sha256(np.asarray(split.labels).tobytes())
-    for image in split.images.one_by_one():
+    digest = hashlib.sha256(np.asarray(labels).tobytes())
+    for image in images.one_by_one():
         digest.update(image.tobytes())
     return digest.hexdigest()
 

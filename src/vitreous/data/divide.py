@@ -62,7 +62,7 @@ def for_validation(data: "ImageSet", fraction: float, seed: int, group: str | No
             "it, as in DATA:COLUMN; else add images, or set data.val_fraction=0"
         )
     taken = max(math.ceil(fraction * len(rows)), classes)  # at least one per class
-    if not 0 < taken <= len(rows) - classes:
+    if taken > len(rows) - classes:
         raise ValueError(
             f"a validation fraction of {fraction} leaves no image of each class on both sides, of {len(labels)} "
             f"images in {int((counts > 0).sum())} classes: use another data.val_fraction, or 0 for no validation"
@@ -160,7 +160,7 @@ def groups_if_any(images: Images, pattern: str | None) -> np.ndarray | None:
         return None
     try:
         groups = groups_of(images, pattern)
-        if images.column(pattern) is not None or set(groups) != {pattern}:
+        if set(groups) != {pattern} or images.column(pattern) is not None:
             return groups
         reason = f"data.group '{pattern}' is not a column, and finds nothing else in any path"
     except ValueError as error:

@@ -38,6 +38,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
         if ignored := [key for key in inside if key not in named]:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
     elif inside and len(named) == len(inside):
+        _check_no_arrow(root)
         raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
     else:
         for key in classes_too:
@@ -50,6 +51,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
     classes["train"] = {key: folder for key, folder in classes["train"].items() if folder not in folders.values()}
     class_names, splits = tuple(classes["train"]), {}
     if not class_names:
+        _check_no_arrow(root)
         raise ValueError(
             f"{folders['train']} has no class folders: sort the images into <class>/ folders, or give a table (.csv)"
         )
@@ -62,6 +64,7 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
             check_text(class_folder)
             files = files_below(class_folder)
             if not files and split == "train":
+                _check_no_arrow(class_folder)
                 raise ValueError(f"{class_folder} holds no images: add some, or remove the folder")
             if split == "train":
                 files_of[class_folder] = files
@@ -110,6 +113,15 @@ def check_text(path: Path) -> None:
     """Raises ValueError for a name that is not UTF-8: recipes, records and reports are, and name the data's classes."""
     if as_text(path) != str(path):
         raise ValueError(f"{as_text(path)} is a name that is not UTF-8: rename it")
+
+
+def _check_no_arrow(root: Path) -> None:
+    """Raises ValueError for a folder without images that holds what the `datasets` library saves."""
+    if next(root.rglob("*.arrow"), None):
+        raise ValueError(
+            f"{root} holds arrow files, as datasets' save_to_disk leaves them: write each split as parquet, as by "
+            "load_from_disk(...)['train'].to_parquet('set/train.parquet'), and give that folder"
+        )
 
 
 def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> None:

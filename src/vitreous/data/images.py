@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -257,6 +257,16 @@ def split_in(name: str) -> str:
     return next((SPLITS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), "")
 
 
+def tells_splits(words: Iterable[str]) -> bool:
+    """Whether words tell images for training from others, and nothing else. No more are read than it takes."""
+    kinds = set()
+    for word in words:
+        if (kind := SPLITS.get(word.lower())) is None:
+            return False
+        kinds.add(kind)
+    return "train" in kinds and len(kinds) > 1
+
+
 def tell_joined(names: Collection[str], label: str, source: str) -> None:
     """Warns of labels that are several others, joined by a sign or a space. label: their column."""
     cut = {name: [[part.strip() for part in name.split(sign)] for sign in "|;, "] for name in sorted(names)}
@@ -295,8 +305,9 @@ def _array_split(name: str, images, labels) -> Split:
 def _dataset_labels(name: str, dataset) -> np.ndarray:
     labels = getattr(dataset, "targets", None)
     if labels is None or len(labels) != len(dataset) or getattr(dataset, "target_transform", None):
-        if len(dataset) and not (isinstance(dataset[0], tuple | list) and len(dataset[0]) == 2):
-            raise ValueError(f"{name} items must be pairs (image, label), not {type(dataset[0]).__name__}")
+        if len(dataset) and not (isinstance(first := dataset[0], tuple | list) and len(first) == 2):
+            hint = ": of Hugging Face's datasets give the parquet files (to_parquet)" if isinstance(first, dict) else ""
+            raise ValueError(f"{name} items must be pairs (image, label), not {type(first).__name__}{hint}")
         labels = [dataset[row][1] for row in range(len(dataset))]
     return _integers(name, labels)
 

@@ -13,7 +13,7 @@ import numpy as np
 from vitreous.data.folders import check_text, files_below, read_folder
 from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
-from vitreous.data.parquet import check_complete, read_parquet
+from vitreous.data.shards import check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
 from vitreous.files import full_path, path_of
 from vitreous.messages import did_you_mean, first_line
@@ -47,33 +47,37 @@ def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: boo
             f"data is a {type(source).__name__}: give a name, a path or an ImageSet, which vt.ImageSet.from_dataset "
             "and from_arrays make"
         )
+    place, label = split_source(source)
     with _told() as warnings:
-        found, label = _find(source, fetch)
-    source = found.source if label is None else f"{found.source}:{label}"
+        found = _find(place, label, fetch)
+    source = _join_source(found.source, label)
     return replace(found, source=source, label=label, skip_broken=skip_broken, warnings=tuple(warnings))
 
 
-def _find(source: str | Path, fetch: bool) -> tuple[ImageSet, str | None]:
-    """The set, and the label column that was asked for."""
-    place, label = split_source(source)
+def _find(place: str | Path, label: str | None, fetch: bool) -> ImageSet:
     name = place if isinstance(place, str) else ""
     path, kept = path_of(place), _kept(name)
     if name in NAMED and path.is_dir() and not (kept and kept.samefile(path)):
         log.warning("%s is the set of that name; for the folder here give ./%s", name, name)
     if name == "digits":
-        return _without_columns(_digits(), label), label
+        return _without_columns(_digits(), label)
     if name in HUB:
-        return _from_path(kept or _download(HUB[name], fetch), name, name, label), label
+        return _from_path(kept or _download(HUB[name], fetch), name, name, label)
     if name.startswith("hf:"):
-        return _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label), label
+        return _from_path(_download(name.removeprefix("hf:"), fetch), path.name, name, label)
     if place and path.exists():
         full = full_path(path)
         check_text(full)
-        return _from_path(full, _called(full), str(full), label), label
+        return _from_path(full, _called(full), str(full), label)
     if kept and path.name == name:
-        return _from_path(kept, name, name, label), label
+        return _from_path(kept, name, name, label)
+    if "://" in name:
+        raise ValueError(
+            f"'{name}' is a URL, which is not taken: copy its files here or mount it as a folder, and give that; of "
+            "the Hub, hf:owner/name"
+        )
     raise ValueError(
-        f"'{source}' is not a file or folder here, nor a known set: {did_you_mean(name, NAMED)}"
+        f"'{_join_source(place, label)}' is not a file or folder here, nor a known set: {did_you_mean(name, NAMED)}"
         f"give a path, {', '.join(NAMED)} or hf:owner/name"
     )
 
@@ -100,24 +104,31 @@ def absolute(source: str) -> str:
     place, label = split_source(source)
     if place in NAMED or not path_of(place).exists():
         return source
-    return f"{full_path(path_of(place))}{'' if label is None else f':{label}'}"
+    return _join_source(full_path(path_of(place)), label)
 
 
-def place_of(source: str) -> Path | None:
-    """The file or folder that DATA is on this machine; None for what is built in or fetched."""
+def lies_within(path: Path, source: str) -> bool:
+    """Whether a path lies within the file or folder that DATA is on this machine, if it is neither built in nor
+    fetched."""
     place, _ = split_source(source)
-    return path_of(place) if place not in NAMED and path_of(place).exists() else _kept(str(place))
+    home = path_of(place) if place not in NAMED and path_of(place).exists() else _kept(str(place))
+    return home is not None and path.resolve().is_relative_to(home.resolve())
 
 
 def split_source(source: str | Path) -> tuple[str | Path, str | None]:
     """Split DATA into its place and the label column after a colon, if there is one."""
-    if isinstance(source, Path) or path_of(source).exists():
+    if isinstance(source, Path) or path_of(source).exists() or source.partition(":")[2].startswith("//"):  # a URL
         return source, None
     hub = "hf:" if source.startswith("hf:") else ""
     place, colon, column = source.rpartition(":")
     if hub or not (place and path_of(place).exists()):  # else a colon in the path is none before a column
         place, colon, column = source.removeprefix(hub).partition(":")
     return hub + place, column if colon else None
+
+
+def _join_source(place: str | Path, label: str | None) -> str:
+    """DATA, as `split_source` splits it."""
+    return str(place) if label is None else f"{place}:{label}"
 
 
 def _called(path: Path) -> str:

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 from vitreous.data.folders import IMAGE_SUFFIXES, files_below
-from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, tell_joined
+from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, tell_joined, tells_splits
 from vitreous.data.stores import FileImages, as_text
+from vitreous.messages import shorten
 
 log = logging.getLogger("vitreous")
 
@@ -91,7 +92,14 @@ def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, pa
     called = {name.lower(): name for name in columns}
     found = next((called[word] for word in words if word in called), None)
     if found is None:
+        flags = [name for name, cells in columns.items() if {"0", "1", "0.0", "1.0"}.issuperset(cells)]
         way_out = f"name it, as in {path.name}:{next(iter(columns))}" if kind == "label" else "call one of them 'file'"
+        if kind == "label" and len(flags) > 1:
+            raise ValueError(
+                f"{path} has columns of 0 and 1, {shorten(flags)}: if each is a class, give one column of class names, "
+                "as by pandas' idxmax(axis=1); several labels an image cannot be learnt; if one column alone is the "
+                f"label, {way_out}"
+            )
         raise ValueError(f"{path}: which of {', '.join(columns)} is the {kind} of an image? {way_out}")
     return found
 
@@ -144,8 +152,7 @@ def _rows_by_split(
     """The rows of train, val and test, each sorted by file, so that the order of the table does not matter."""
     splits = next((cells for name, cells in columns.items() if name.lower() == "split"), None)
     for name, cells in columns.items() if splits is None else ():
-        kinds = {SPLITS.get(cell.lower()) for cell in set(cells)}
-        if "train" in kinds and None not in kinds and len(kinds) > 1:
+        if tells_splits(cells):
             raise ValueError(f"{path}: '{name}' tells what images are for training: call it 'split', or leave it out")
     rows_of: dict[str, list[int]] = {}
     for row in sorted(range(len(files)), key=lambda row: (files[row], words[row])):

@@ -1,5 +1,6 @@
 """Explain the answers of a trained model, image by image: `vitreous explain`."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +39,12 @@ from vitreous.weights.bundle import Trained
 
 TOP = 5
 MARK = '"target_probability"'  # in the JSON file of an explanation
+READERS = {  # whose attention is shown: what the answer is read from
+    "cls": "the class token",
+    "mean": "all patches, their mean",
+    "attention": "the patches, weighted as the pooling weighs them",
+    "cls_mean": "class token and mean of the patches, half each",
+}
 LONGEST = 200  # bytes of a file name, which may have 255
 BUDGET = 1 << 28  # numbers that one batch may keep, attention weights and what gradients need: 1 GiB in float32
 
@@ -78,9 +85,10 @@ class Explanation:
     """(rows, columns)."""
     patch: tuple[int, int] | None
     """The row and column, from 1, of the patch whose attention is shown, if requested."""
+    reader: str
+    """Whose it is otherwise: what the answer is read from, in words."""
     attention: np.ndarray
-    """(h, rows, columns): what the class token, the pooled patches or `patch` attend to in block `layer`, head by
-    head."""
+    """(h, rows, columns): what `reader`, or `patch`, attends to in block `layer`, head by head."""
     attention_elsewhere: np.ndarray
     """(h,): the share of this attention that goes to class token and registers, and is left out of the maps."""
     curves: Curves | None
@@ -98,7 +106,8 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the figure."""
         said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
-        said += ("empty_probability", "logit", "empty_logit", "attributed", "method", "layer", "head", "patch")
+        said += ("empty_probability", "logit", "empty_logit", "attributed", "method", "layer", "head")
+        said += ("patch", "reader")
         content = {key: getattr(self, key) for key in said}
         maps = ("map", "rollout", "attention", "attention_elsewhere")
         content |= {key: getattr(self, key).astype(float).round(6).tolist() for key in maps}
@@ -155,6 +164,7 @@ class Explanation:
             heads=heads if self.head is None else {self.head: heads[self.head]},
             layer=self.layer,
             patch=self.patch,
+            reader=self.reader,
             curves=curves,
             path=picture,
         )
@@ -261,6 +271,7 @@ def explain(
                     layer=shown,
                     head=head,
                     patch=patch,
+                    reader=READERS[config.pool],
                     map=host_maps[i],
                     rollout=flow[i],
                     attention=heads[i],
@@ -303,9 +314,8 @@ def class_index(name: str, class_names: Sequence[str]) -> int:
     """
     if not isinstance(name, str):
         raise TypeError(f"a class is named, not numbered: give one of {shorten(class_names, 10)}, not {name!r}")
-    if class_names.count(name) > 1:
-        count = class_names.count(name)
-        raise ValueError(f"the model has {count} classes named '{name}', which a name cannot tell apart")
+    if (times := class_names.count(name)) > 1:
+        raise ValueError(f"the model has {times} classes named '{name}', which a name cannot tell apart")
     if name in class_names:
         return class_names.index(name)
     having = [k for k, words in enumerate(class_names) if name in words.split(", ")]
@@ -329,12 +339,12 @@ def stems(names: Sequence[str], folder: Path, question: str = "", sha256: str = 
         plain = (Path(name).stem or "image").replace(":", "-") + ending
         if len(os.fsencode(plain)) > LONGEST:
             plain = os.fsencode(plain)[:LONGEST].decode(errors="ignore")
-        stem = plain
-        number = 1
         own = {"image": as_text(name), "sha256": sha256, "question": question}
-        while stem.casefold() in given or _is_other(folder / f"{stem}.json", own):  # case: one to some systems
-            number += 1
-            stem = f"{plain}-{number}"
+        for number in itertools.count(1):
+            stem = plain if number == 1 else f"{plain}-{number}"
+            taken = stem.casefold() in given  # some systems know no case
+            if not taken and not _is_other(folder / f"{stem}.json", own):
+                break
         given.add(stem.casefold())
         figures = folder / f"{stem}.json"
         check_free((folder / f"{stem}.png", figures), figures, MARK)

@@ -31,6 +31,7 @@ COMPONENTS = 28  # as many as the paper shows
 VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "token_norms", "early_answers")
 
 
+@torch.no_grad()
 def look(
     run: Trained,
     data: ImageSet | Path | str | None = None,
@@ -70,8 +71,7 @@ def look(
     if images is not None:
         seen = []
         for part in torch.from_numpy(images).split(explained_at_once(model.config)):
-            with torch.no_grad():
-                opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
+            opened = open_pass(model, bundle.preprocess.normalise(part.to(where)))
             views = attention_distance, depth_similarity, token_norms, early_answers
             seen.append([view(model, opened) for view in views])
         distances, similarities, norms, early = zip(*seen, strict=True)
@@ -143,7 +143,6 @@ def position_similarity(model: ViT) -> Tensor:
     return (table @ table.T).clamp(-1, 1).view(*grid, *grid)
 
 
-@torch.no_grad()
 def attention_distance(model: ViT, seen: OpenPass) -> Tensor:
     """How far each head looks, in pixels: (B, L, h), the mean distance between patches, weighted by attention.
 
@@ -162,7 +161,6 @@ def uniform_distance(model: ViT) -> float:
     return _patch_distances(model).mean().item()
 
 
-@torch.no_grad()
 def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
     """Cosine similarity between depths (0: the embedding) of the tokens, normed and pooled: (B, L + 1, L + 1).
 
@@ -177,7 +175,6 @@ def depth_similarity(model: ViT, seen: OpenPass) -> Tensor:
     return rows @ rows.transpose(1, 2)
 
 
-@torch.no_grad()
 def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
     """Norms of the tokens at each depth, by kind: (tokens of all images, L + 1).
 
@@ -190,7 +187,6 @@ def token_norms(model: ViT, seen: OpenPass) -> dict[str, Tensor]:
     return {kind: part.flatten(0, 1) for kind, part in parts.items() if part.shape[1]}
 
 
-@torch.no_grad()
 def early_answers(model: ViT, seen: OpenPass) -> Tensor:
     """Whether the answer read out at each depth (0: the embedding) is the final one: (B, L + 1), bool."""
     answers = torch.stack([read_out(model, x).argmax(dim=1) for x in seen.tokens], dim=1)
@@ -212,7 +208,8 @@ def _patch_distances(model: ViT) -> Tensor:
 
 
 def _images(bundle: Bundle, run: Trained, data: ImageSet | Path | str | None, count: int) -> np.ndarray | None:
-    """uint8 (n, C, H, W), drawn evenly from one split; None if a run does not say what it was trained on."""
+    """uint8 (n, C, H, W), drawn evenly from one split; None, with a warning that says why, if a run's own are unknown
+    or cannot be read."""
     own = data is None
     try:
         image_set = own_data(run, fetch=False) if own else load(data)

@@ -46,7 +46,7 @@ def explanation_maps(
             with torch.no_grad(), evaluating(model):
                 target = model(images).argmax(dim=1)
         return to_share(integrated_gradients(model, images, target, against=against).clamp(min=0))
-    with torch.set_grad_enabled(method in ("gradient_rollout", "grad_cam")):
+    with torch.set_grad_enabled(method not in CLASSLESS):
         seen = open_pass(model, images)
         target = seen.logits.argmax(dim=1) if target is None else target
         score = scores_of(seen.logits, target, against).sum()

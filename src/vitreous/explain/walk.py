@@ -17,7 +17,7 @@ from vitreous.model import ViT, ViTConfig
 from vitreous.model.attention import Attention, attend, attention_weights
 from vitreous.model.patches import flat_patches
 from vitreous.model.positions import rotary_table, rotate, sincos_1d, sincos_2d
-from vitreous.model.vit import MLP, Block, LayerScale, NeighbourConv, Pool
+from vitreous.model.vit import MLP, Block, DepthwiseConv, LayerScale, Pool
 from vitreous.page import MARK, document, png, write_page
 from vitreous.plots import heat, overlay
 from vitreous.prediction import Asked, image_name, read_image
@@ -26,7 +26,13 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
 SHEET = Path(__file__).with_name("walk.css")
-POSITION_CODE = {"learned": [], "sincos": [sincos_1d], "sincos_learned": [sincos_1d], "sincos2d": [sincos_2d]}
+POSITION_CODE = {
+    "learned": [],
+    "sincos": [sincos_1d],
+    "sincos_learned": [sincos_1d],
+    "sincos2d": [sincos_2d],
+    "rope": [rotary_table, rotate],
+}
 PATCHES = {
     "linear": "each patch flattened, times one matrix <b>E</b>",
     "conv": "one convolution whose stride is its kernel: the same as cutting patches and multiplying each by <b>E</b>",
@@ -88,9 +94,8 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
     times = max(1, 224 // max(shown.shape[1:]))
     large = rgb.repeat(times, axis=0).repeat(times, axis=1)
     tiles = large.reshape(rows, P * times, columns, Q * times, 3)
-    spaced = np.full((rows, P * times + 4, columns, Q * times + 4, 3), 0.5)  # gaps between the patches
-    spaced[:, 2:-2, :, 2:-2] = tiles
-    spaced = spaced.reshape(rows * (P * times + 4), columns * (Q * times + 4), 3)
+    gaps = (0, 0), (2, 2), (0, 0), (2, 2), (0, 0)
+    spaced = np.pad(tiles, gaps, constant_values=0.5).reshape(rows * (P * times + 4), columns * (Q * times + 4), 3)
     squares = f"cut into patches of {P} x {Q} pixels"
     cut = f"{config.image_size[0]}/{P} x {config.image_size[1]}/{Q} = {rows} x {columns} = {rows * columns} patches"
     equation = "<b>x</b> → [<b>x</b><sub>1</sub><b>E</b>; …; <b>x</b><sub>N</sub><b>E</b>],  "
@@ -108,11 +113,7 @@ def _pixels_and_patches(model: ViT, shown: np.ndarray, normalised: Tensor) -> st
             f"<p>Brought to the model's size, then shifted and scaled: now between {low:.2f} and {high:.2f}.</p>",
             code(Preprocess.fit_image),
             code(Preprocess.normalise),
-            _step(
-                "Patches",
-                f"(B, N, D) = (1, {rows * columns}, {config.dim})",
-                equation,
-            ),
+            _step("Patches", f"(B, N, D) = (1, {rows * columns}, {config.dim})", equation),
             f"<p>{cut}; {PATCHES[config.patch_embedding]}.</p>",
             '<div class="row">',
             _picture(_bytes(large), f"the image as the model sees it{channels_shown(C, ', ')}", 224),
@@ -143,7 +144,7 @@ def _tokens(model: ViT, tokens: Tensor) -> str:
             f"<p>{before}Positions: {POSITIONS[config.positions]}.</p>",
             _picture(table, f"z0: {tokens.shape[1]} tokens (rows) of {config.dim} numbers, dark low, bright high", 640),
             code(ViT.embed),
-            *map(code, POSITION_CODE.get(config.positions, [rotary_table, rotate])),
+            *map(code, POSITION_CODE[config.positions]),
         ]
     )
 
@@ -185,7 +186,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: Tensor, answers: st
             *([f"<p>In this model {'; '.join(others)}.</p>"] if (others := _apart_from_paper(config)) else []),
             *map(code, (Block.forward, *([LayerScale.forward] if config.layer_scale is not None else []))),
             *map(code, (Attention.split, attention_weights, attend, Attention.forward, MLP.forward)),
-            *([code(NeighbourConv.forward)] if config.mlp_conv else []),
+            *([code(DepthwiseConv.forward)] if config.mlp_conv else []),
         ]
     reader = "the class token reads" if config.pool == "cls" else "the tokens that the answer is read from look at"
     maps, peaks = patch_map(heads, model).cpu().numpy(), heads[:, config.prefix :].amax(dim=1).tolist()
@@ -280,10 +281,10 @@ def _facts(config: ViTConfig) -> str:
 
 
 def _picture(pixels: np.ndarray, caption: str, width: int) -> str:
-    """uint8 (h, w, 3), `width` CSS pixels wide, with its caption."""
-    image = png(Image.fromarray(np.ascontiguousarray(pixels)))
-    text = escape(caption)
-    return f'<figure><img src="{image}" alt="{text}" width="{width}"><figcaption>{text}</figcaption></figure>'
+    """uint8 (h, w, 3), `width` CSS pixels wide, with its caption; stored with at most two pixels to each of these."""
+    image, text = Image.fromarray(pixels), escape(caption)
+    image.thumbnail((2 * width, image.height), Image.Resampling.LANCZOS)
+    return f'<figure><img src="{png(image)}" alt="{text}" width="{width}"><figcaption>{text}</figcaption></figure>'
 
 
 def _step(title: str, shape: str, equation: str) -> str:

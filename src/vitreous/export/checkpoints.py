@@ -7,7 +7,6 @@ zeros, and positions of registers part of the registers. What it cannot express 
 Each `write_*` returns the function of the files on disk, read back by those maps: uint8 (B, C, H, W) -> (B, K).
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def preprocessing_of(preprocess: Preprocess) -> dict[str, Any]:
             f"Hugging Face's image processors cannot crop to {rows} x {columns} what covers it: export onnx or pt2, or "
             "train with data.fit=squash"
         )
-    high, wide = (math.floor(side / preprocess.crop_fraction + 1e-6) for side in (rows, columns))
+    high, wide = preprocess.whole_size
     cut = preprocess.fit == "crop" or preprocess.crop_fraction < 1
     content = {
         "image_processor_type": "BitImageProcessor" if cut else "ViTImageProcessor",

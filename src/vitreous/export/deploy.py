@@ -34,8 +34,8 @@ NAMES = {  # of what is written beside the receipt; examples and the weights of 
     "timm": (WEIGHTS, CONFIG),
     "huggingface": (WEIGHTS, CONFIG, PREPROCESSING),
 }
-TOLERANCE = {"onnx": 1e-4, "pt2": 1e-4, "timm": 1e-4, "huggingface": 1e-4, "int8": 0.005}
-FORMATS = tuple(TOLERANCE)
+TOLERANCE, LOST = 1e-4, 0.005  # between two logits; of top-1, by rounding to int8
+FORMATS = (*GRAPHS, *CHECKPOINTS)
 
 
 def export_run(
@@ -53,7 +53,7 @@ def export_run(
     default the run's own, or noise if they are not available. A graph comes with `example.json` and `example.png`, one
     of these images and its output, unless they are noise. preprocess_inside: graphs take uint8 pixels and normalise
     them themselves. tolerance: the largest difference allowed between two logits; for int8 the share of images by which
-    top-1 may fall (default: TOLERANCE, for int8 at least one image).
+    top-1 may fall (default: TOLERANCE; for int8 LOST, but at least one image).
 
     Raises ValueError, leaving the folder's contents unchanged, for a model that the format cannot express and for an
     export that computes another function; ImportError if the format needs a package that is not installed.
@@ -80,7 +80,7 @@ def export_run(
         after = GRAPHS[form](bundle, part, preprocess_inside) if form in GRAPHS else CHECKPOINTS[form](bundle, part)
         figures = compare(PixelModel(bundle), after, inputs, eval_batch_size(bundle.model.config))
         if tolerance is None:  # that one answer of a few images is lost says nothing
-            tolerance = max(TOLERANCE[form], 1 / inputs.different) if rounded else TOLERANCE[form]
+            tolerance = max(LOST, 1 / inputs.different) if rounded else TOLERANCE
         if fault := faults(figures, tolerance, rounded=rounded):
             name = "the model" if isinstance(run, Bundle) else run
             way_out = "; allow it by --tolerance" if math.isfinite(figures["max_abs_difference"]) else ""

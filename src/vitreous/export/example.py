@@ -4,7 +4,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -47,6 +46,5 @@ def _write_picture(path: Path, image: Images, white: float | None) -> bool:
     if C not in (1, 3) or C * H * W > LARGEST:
         return False
     planes = image.at_own_size(0, white)  # (C, H, W)
-    pixels = planes[0] if C == 1 else np.ascontiguousarray(planes.transpose(1, 2, 0))
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(planes[0] if C == 1 else planes.transpose(1, 2, 0)).save(path)
     return True

@@ -27,7 +27,7 @@ ONNX, PT2 = "model.onnx", "model.pt2"
 OPSET = 20  # the first with GELU
 INPUT, OUTPUT = "images", "logits"
 PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, above which they get a file of their own next to the graph
-NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "int8": ("onnx", "onnxscript", "onnxruntime")}
+NEEDED = dict.fromkeys(("onnx", "int8"), ("onnx", "onnxscript", "onnxruntime"))
 
 
 class PixelModel(nn.Module):
@@ -130,7 +130,8 @@ def metadata(bundle: Bundle, preprocess_inside: bool) -> dict[str, str]:
         "producer": f"vitreous {version('vitreous')}",
         "sha256": bundle.digest(),
         "input": f"{INPUT}: {pixels}",
-        "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, {deep}",
+        "picture": f"{colour}; upright by its EXIF orientation, transparency laid on white, {deep}; "
+        "embedded colour profiles are not applied",
         "resize": resize,
         "preprocess": preprocess.model_dump_json(exclude_none=True),
         "output": f"{OUTPUT}: float32 (batch, {len(bundle.class_names)}), one a class in the order of class_names; "

@@ -163,7 +163,7 @@ class ViTConfig(BaseModel):
                     f"patch_embedding {self.patch_embedding} has no stem of convolutions: set "
                     f"patch_embedding=conv_stem, or {' '.join(given)}"
                 )
-        if round(self.dim * self.mlp_ratio) < 1:
+        if not self.mlp_dim:
             raise ValueError(
                 f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at dim {dim}: use at least {1 / dim:.2g}"
             )

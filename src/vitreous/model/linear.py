@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-IS_AMD = hasattr(torch.cpu, "get_capabilities") and torch.cpu.get_capabilities().get("cpu_name", "").startswith("AMD")
+IS_AMD = torch.cpu.get_capabilities().get("cpu_name", "").startswith("AMD")
 
 
 class Linear(nn.Linear):

@@ -50,7 +50,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def resample_positions(pos: Tensor, grid: tuple[int, int], old: tuple[int, int] | None = None) -> Tensor:
-    """Resize a learned position grid so that the model accepts another image size.
+    """Resize a grid of positions, learned or fixed, so that the model accepts another image size.
 
     pos: (1, N, D), without class token and registers. grid: (rows, columns), in patches; old: those of pos
     (default: a square). Returns (1, rows * columns, D). Raises ValueError when N is not rows * columns of `old`.

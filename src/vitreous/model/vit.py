@@ -17,7 +17,7 @@ from vitreous.model.patches import PATCH_EMBEDDINGS
 from vitreous.model.positions import resample_positions, rotary_table, sincos_1d, sincos_2d
 
 
-class NeighbourConv(nn.Module):
+class DepthwiseConv(nn.Module):
     """A depthwise 3 x 3 convolution over the grid of patches: (B, N, width) -> (B, N, width).
 
     Class token and registers pass through unchanged. Initialised to the identity. Source: Yuan et al. 2021 (CeiT),
@@ -44,7 +44,7 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig):
         super().__init__()
         self.fc1 = Linear(config.dim, config.mlp_dim, bias=config.bias)
-        self.conv = NeighbourConv(config, config.mlp_dim) if config.mlp_conv else nn.Identity()
+        self.conv = DepthwiseConv(config, config.mlp_dim) if config.mlp_conv else nn.Identity()
         self.act = nn.GELU("none" if config.gelu == "exact" else "tanh")
         self.drop1 = nn.Dropout(config.dropout)
         self.fc2 = Linear(config.mlp_dim, config.dim, bias=config.bias)
@@ -230,14 +230,13 @@ class ViT(nn.Module):
             cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)
             self.resized_rotary = cos.to(self.rotary_cos), sin.to(self.rotary_sin)
         for module in self.modules():
-            if isinstance(module, NeighbourConv):
+            if isinstance(module, DepthwiseConv):
                 module.grid = self.grid
 
     def reset_head(self, num_classes: int) -> None:
         """Replace the head with a new one for `num_classes` classes, whose logits are all 0."""
-        config = self.config.changed(num_classes=num_classes)
+        self.config = config = self.config.changed(num_classes=num_classes)
         like = {"device": self.norm.weight.device, "dtype": self.norm.weight.dtype}
-        self.config = config
         last = nn.Linear(config.head_hidden or config.pooled_dim, num_classes, **like)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
@@ -300,8 +299,7 @@ class ViT(nn.Module):
             if isinstance(module, nn.Linear | nn.Conv2d):
                 _lecun_normal(module)
         for block in self.blocks:
-            linears = [block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2]
-            for linear in linears:
+            for linear in (block.attention.qkv, block.attention.proj, block.mlp.fc1, block.mlp.fc2):
                 D_out = self.config.dim if linear is block.attention.qkv else linear.weight.shape[0]  # q, k, v apart
                 bound = math.sqrt(6 / (linear.weight.shape[1] + D_out))
                 nn.init.uniform_(linear.weight, -bound, bound)

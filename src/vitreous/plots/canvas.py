@@ -71,9 +71,13 @@ def _letters_of(family: str) -> set[str]:
 
 def show(axes: Axes, image: np.ndarray) -> None:
     """An image (C, H, W) in 0..1, each pixel as it is; gray unless it has three colours."""
-    gray = image.shape[0] < 3
-    pixels = image[0] if gray else image[:3].transpose(1, 2, 0)
-    axes.imshow(pixels, cmap="gray" if gray else None, vmin=0, vmax=1, interpolation="nearest")
+    pixels = image[0] if image.shape[0] < 3 else image[:3].transpose(1, 2, 0)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+
+
+def short(name: str) -> str:
+    """A class name, cut to 24 letters."""
+    return name if len(name) <= 24 else name[:23] + "…"
 
 
 def plain(axes: Axes) -> None:

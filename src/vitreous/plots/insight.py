@@ -1,6 +1,7 @@
 """Plots of what a model looks at, and of the model itself."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitreous.messages import channels_shown
-from vitreous.plots.canvas import BLUE, GREEN, ROSE, plain, save, show
+from vitreous.plots.canvas import BLUE, GREEN, ROSE, plain, save, short, show
 
 HEAT = "inferno"  # dark to bright: readable without telling colours apart
 
@@ -29,6 +30,7 @@ def explanation(
     heads: Mapping[int, tuple[np.ndarray, float]],
     layer: int,
     patch: tuple[int, int] | None,
+    reader: str,
     curves: Mapping[str, Sequence[np.ndarray]] | None,
     path: Path,
 ) -> None:
@@ -38,12 +40,13 @@ def explanation(
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
     number, as a map and the share of attention that is not in it; patch: row and column, from 1, of the one whose it
-    is, if it is one's. curves: deletion and insertion, each (shares, probabilities, those of random orders).
+    is, if it is one's, reader: whose it is otherwise, in words. curves: deletion and insertion, each (shares,
+    probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     share = dict(reversed(bars))  # of classes that share a name the likeliest
-    asked = f"speaks for {_short(target)} ({share[target]:.1%})" if of_class else "the model looks at, for any class"
-    asked += "" if against is None else f" rather than {_short(against)} ({share[against]:.1%})"
+    asked = f"speaks for {short(target)} ({share[target]:.1%})" if of_class else "the model looks at, for any class"
+    asked += "" if against is None else f" rather than {short(against)} ({share[against]:.1%})"
     figure.suptitle(f"What {asked}", fontsize=14, parse_math=False)
     upper, lower = figure.subfigures(2, 1)
     axes, *map_axes = upper.subplots(1, 1 + len(maps))
@@ -66,27 +69,25 @@ def explanation(
     cells = iter(lower.subfigures(1, 2 if curves is None else 3, width_ratios=[1, 2] if curves is None else None))
     _answer(next(cells).subplots(), bars, target, against, empty)
     if curves is not None:
-        of = _short(target) if against is None else f"{_short(target)}, of the two classes,"
+        of = short(target) if against is None else f"{short(target)}, of the two classes,"
         _curves(next(cells).subplots(), curves, of)
     small = next(cells)
     shares = "share of the brightest patch" + (" + of class token and registers" if outside else "")
-    of = "" if patch is None else f" of patch {patch[0]},{patch[1]}"
-    small.suptitle(f"attention{of} in block {layer}, head by head\n({shares})", fontsize=9)
+    whose = reader if patch is None else f"patch {patch[0]},{patch[1]}"
+    lines = f"attention in block {layer}, head by head, of {whose}", f"({shares})"
+    width = 92 if curves is None else 46  # letters
+    small.suptitle("\n".join(textwrap.fill(line, width) for line in lines), fontsize=9)
     rows = max(1, round((len(heads) / (2 if curves is None else 1)) ** 0.5))
     for axes in small.subplots(rows, math.ceil(len(heads) / rows), squeeze=False).flat:
         axes.axis("off")
+    edges = -0.5, image.shape[2] - 0.5, image.shape[1] - 0.5, -0.5  # of its pixels: left, right, bottom, top
     for axes, (number, (values, elsewhere)) in zip(small.axes, heads.items(), strict=False):
-        axes.imshow(overlay(image, values), interpolation="nearest", extent=_extent(image))
+        axes.imshow(overlay(image, values), interpolation="nearest", extent=edges)
         if patch is not None:
             _outline(axes, patch, patch_size)
         brightest = f"{number}: {values.max() * (1 - elsewhere):.0%}"
         axes.set_title(brightest + (f" + {elsewhere:.0%}" if outside else ""), fontsize=7, pad=2)
     save(figure, path)
-
-
-def _extent(image: np.ndarray) -> tuple[float, float, float, float]:
-    """Where the pixels of an image (C, H, W) lie in a plot, enlarged or not: left, right, bottom, top."""
-    return -0.5, image.shape[2] - 0.5, image.shape[1] - 0.5, -0.5
 
 
 def _outline(axes: Axes, patch: tuple[int, int], patch_size: tuple[int, int]) -> None:
@@ -136,10 +137,8 @@ def filters(components: np.ndarray, shares: np.ndarray, title: str, path: Path) 
 def position_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
     """similarity (rows, columns, rows, columns) in -1..1: for each patch, a tile of its similarity to all patches."""
     rows, columns = similarity.shape[:2]
-    tiles = np.full((rows * (rows + 1) - 1, columns * (columns + 1) - 1), np.nan)
-    for row in range(rows):
-        for column in range(columns):
-            tiles[row * (rows + 1) :, column * (columns + 1) :][:rows, :columns] = similarity[row, column]
+    apart = np.pad(similarity, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)  # a gap after each tile
+    tiles = apart.transpose(0, 2, 1, 3).reshape(rows * (rows + 1), columns * (columns + 1))[:-1, :-1]
     height = 6 * min(max(rows / columns, 0.5), 3)  # of a strip there would be metres, or no room for the labels
     figure = Figure(figsize=(7, 0.7 + height), layout="constrained")
     axes = figure.subplots()
@@ -201,7 +200,7 @@ def depth_similarity(similarity: np.ndarray, title: str, path: Path) -> None:
 
 
 def token_norms(norms: Mapping[str, np.ndarray], path: Path) -> None:
-    """Norms of the tokens by kind, each (L + 1, quantiles): minimum, median and maximum over all images."""
+    """Norms of the tokens by kind, each (L + 1, 3): minimum, median and maximum over all images."""
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     for (kind, values), color, marker in zip(norms.items(), (BLUE, ROSE, GREEN), "os^", strict=False):
@@ -220,9 +219,9 @@ def _answer(axes: Axes, bars: Sequence[tuple[str, float]], target: str, against:
     colors = [{target: ROSE, against: GREEN}.get(name, BLUE) for name, _ in bars]
     drawn = axes.barh(range(len(bars)), [share for _, share in bars], color=colors)
     axes.bar_label(drawn, [f"{share:.1%}" for _, share in bars], padding=3, fontsize=9)
-    axes.set_yticks(range(len(bars)), [_short(name) for name, _ in bars], fontsize=9, parse_math=False)
+    axes.set_yticks(range(len(bars)), [short(name) for name, _ in bars], fontsize=9, parse_math=False)
     axes.set(xlim=(0, 1.3), xticks=[], box_aspect=0.8)
-    title = f"the model's answer\n(to an empty image, {_short(target)}: {empty:.1%})"
+    title = f"the model's answer\n(to an empty image, {short(target)}: {empty:.1%})"
     axes.set_title(title, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -239,7 +238,3 @@ def _curves(axes: Axes, curves: Mapping[str, Sequence[np.ndarray]], of: str) -> 
     axes.set_title(title, fontsize=9, parse_math=False)
     axes.figure.legend(fontsize=7, frameon=False, handlelength=1.5, ncols=2, loc="outside lower center")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"

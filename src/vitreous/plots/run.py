@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitreous.messages import channels_shown
-from vitreous.plots.canvas import BLUE, ROSE, plain, save, show
+from vitreous.plots.canvas import BLUE, ROSE, plain, save, short, show
 
 TRAIN, VAL = BLUE, ROSE
 
@@ -47,9 +47,9 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str], path: Path)
     figure.colorbar(shown, ax=axes, label="share of the true class", shrink=0.8)
     axes.set(xlabel="answered", ylabel="true")
     if K <= 40:
-        rotation = 90 if max(map(len, class_names)) > 2 else 0
-        axes.set_xticks(range(K), class_names, rotation=rotation, parse_math=False)
-        axes.set_yticks(range(K), class_names, parse_math=False)
+        names = [short(name) for name in class_names]
+        axes.set_xticks(range(K), names, rotation=90 if max(map(len, names)) > 2 else 0, parse_math=False)
+        axes.set_yticks(range(K), names, parse_math=False)
     if K <= 20:
         for row, column in np.argwhere(counts > 0):
             color = "white" if shares[row, column] > 0.5 else "black"

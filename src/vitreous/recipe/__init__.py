@@ -3,7 +3,7 @@
 from vitreous.recipe.idle import check_not_idle
 from vitreous.recipe.options import DataOptions, DistillOptions, OptimOptions, StartOptions
 from vitreous.recipe.reading import RECIPES, headline, read_recipe, recipe_file, recipe_names
-from vitreous.recipe.schema import Recipe, flat, json_schema, key_called, keys, make_recipe, settings
+from vitreous.recipe.schema import Recipe, flat, json_schema, key_called, keys, make_recipe, settings, written
 
 __all__ = [
     "RECIPES",
@@ -23,4 +23,5 @@ __all__ = [
     "recipe_file",
     "recipe_names",
     "settings",
+    "written",
 ]

@@ -1,10 +1,9 @@
 """Settings that would do nothing, as what they belong to is off."""
 
-import json
 from collections.abc import Sequence
 from operator import attrgetter
 
-from vitreous.recipe.schema import Recipe
+from vitreous.recipe.schema import Recipe, written
 
 # switches, the values at which all of them are off, and the settings that do nothing then
 SWITCHES = (
@@ -32,6 +31,5 @@ def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
         stand = {key: attrgetter(key)(recipe) for key in switches}
         idle = [key for key in settings if key in given]
         if idle and all(value in off for value in stand.values()):
-            shown = {key: value if isinstance(value, str) else json.dumps(value) for key, value in stand.items()}
-            why = " and ".join(f"{key} is {value}" for key, value in shown.items())
+            why = " and ".join(f"{key} is {written(value)}" for key, value in stand.items())
             raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out, or change that")

@@ -194,8 +194,8 @@ def settings(section: type[BaseModel] = Recipe, prefix: str = "") -> list[Settin
                 found.append(SIZE)
             found += settings(kind, f"{prefix}{name}.")
         else:
-            default = field.default if isinstance(field.default, str) else _as_written(field.default)
-            found.append(Setting(prefix + name, default, _choices(kind), " ".join((field.description or "").split())))
+            meaning = " ".join((field.description or "").split())
+            found.append(Setting(prefix + name, written(field.default), _choices(kind), meaning))
     return found
 
 
@@ -208,15 +208,15 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _as_written(default: Any) -> str:
-    """A default as one word of a command line."""
-    return json.dumps(default, separators=(",", ":"))
+def written(value: Any) -> str:
+    """A value as it is given behind `key=`: without spaces, at which a shell would cut it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
     """The words of a type, or of a part of it. A switch that is nothing else has its default to show what it takes."""
     if get_origin(kind) is Literal:
-        return tuple(word if isinstance(word, str) else json.dumps(word) for word in get_args(kind))
+        return tuple(map(written, get_args(kind)))
     return tuple(word for part in get_args(kind) for word in (("true", "false") if part is bool else _choices(part)))
 
 

@@ -14,7 +14,6 @@ from vitreous.explain import Method, evidence
 from vitreous.messages import channels_shown
 from vitreous.metrics import (
     NAMES,
-    calibration_error,
     chance_error,
     class_figures,
     figure_text,
@@ -139,7 +138,7 @@ def _sections(
     charts = [reliability_chart("ECE as trained", before)]
     if not torch.equal(logits.double(), scaled):
         charts.append(reliability_chart(f"ECE at temperature {temperatures}", after))
-        if calibration_error(after) > calibration_error(before):
+        if figures["ece"] > figures["ece_unscaled"]:
             about_temperature += " On the images here, the error is larger with it than without."
     sure = _calibration(charts, scaled, figures.get("effective_count"), about_temperature)
     sure += _coverage(shares.amax(dim=1).numpy(), right, groups)
@@ -158,7 +157,7 @@ def _confusion(counts: np.ndarray, names: Sequence[str]) -> str:
     else:
         label = f"Confusion matrix of {len(names)} classes: rows the true class, columns the answer"
         matrix = (
-            f"{heat_map(counts, label)}<p><small>rows: true class; columns: answer, both in the order of the classes; "
+            f"{heat_map(counts, label, names)}<p><small>rows: true class; columns: answer, both as in classes.csv; "
             "blue: right; orange: wrong; the stronger, the larger its share of the row</small></p>"
         )
     return f'<div class="grid"><div>{matrix}</div><div><h3>Confused most</h3>{_pairs(counts, names)}</div></div>'

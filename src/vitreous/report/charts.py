@@ -119,8 +119,9 @@ def share_bar(value: float, low: float, high: float) -> str:
     )
 
 
-def heat_map(counts: np.ndarray, title: str) -> str:
-    """A confusion matrix of many classes: one small square per pair, stronger for a larger share of the row."""
+def heat_map(counts: np.ndarray, title: str, names: Sequence[str]) -> str:
+    """A confusion matrix of many classes: one small square per pair, stronger for a larger share of the row, whose
+    class is told where one points at it."""
     K = len(counts)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     levels = np.ceil(5 * np.sqrt(shares)).astype(int)  # so that few differ from none
@@ -130,6 +131,9 @@ def heat_map(counts: np.ndarray, title: str) -> str:
             cells = np.argwhere(where & (levels == level))
             path = "".join(f"M{column} {row}h1v1h-1z" for row, column in cells)
             parts += [f'<path class="{kind} l{level}" d="{path}"/>'] if path else []
+    for row, (name, share) in enumerate(zip(names, shares.diagonal(), strict=True)):
+        hint = f"<title>{escape(name)}: {share:.1%} right</title>"
+        parts.append(f'<rect class="strip" y="{row}" width="{K}" height="1">{hint}</rect>')
     return f'<svg class="heat" viewBox="0 0 {K} {K}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 

@@ -322,7 +322,8 @@ def _curves(runs: Sequence[Finished]) -> str:
                     split = "val" if f"val_{key}" in run.history[0] else "train"
                     name = run.name if split == "val" else f"{run.name}, training"
                     points = [(row[x], row[f"{split}_{key}"]) for row in run.history]
-                    lines.append(Line(name, f"s{colors[i] % COLORS}", *zip(*points, strict=True)))
+                    dashed = colors[i] // COLORS % 2
+                    lines.append(Line(name, f"s{colors[i] % COLORS}{' dash' * dashed}", *zip(*points, strict=True)))
             if lines:
                 charts.append(line_chart(f"{title} by {x}", lines, x_label=x, percent=key == "top1"))
     if not charts:

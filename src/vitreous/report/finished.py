@@ -27,7 +27,7 @@ class Finished:
     answers: Path
     """`answers.csv`, which a shipped model does not have."""
     caution: str = ""
-    """Why the figures of an evaluation are worth less than they seem, if known."""
+    """Why the figures are worth less than they seem, if known."""
 
     @cached_property
     def answered(self) -> dict[str, dict[tuple[str, str, int], tuple[bool, str]]]:
@@ -95,6 +95,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
         data=data,
         history=read_history(folder),
         answers=folder / "answers.csv",
+        caution=results.get("caution", ""),
     )
 
 
@@ -125,5 +126,6 @@ def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
         return f"{folds[f'{key}_mean']:.2%} ± {folds[f'{key}_sd']:.2%} (n = {folds['n']})"
 
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
+    cost["caution"] = "; ".join(folds.get("cautions", []))
     areas = {"auroc_by_fold": spread("auroc")} if "auroc" in folds else {}
     return {"test": folds["pooled"], "by_fold": spread("top1"), "top1_by_fold": folds["top1"], **areas, **cost}

@@ -33,8 +33,7 @@ def uncertain_hits(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
 
 def picture(pixels: np.ndarray, alt: str) -> str:
     """An <img> that holds its pixels, uint8 (C, H, W); large ones are shrunk."""
-    gray = pixels.shape[0] < 3
-    image = Image.fromarray(pixels[0] if gray else np.ascontiguousarray(pixels[:3].transpose(1, 2, 0)))
+    image = Image.fromarray(pixels[0] if pixels.shape[0] < 3 else pixels[:3].transpose(1, 2, 0))
     if max(image.size) > LARGEST:
         image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     kind = ' class="pixels"' if max(image.size) <= SMALL else ""

@@ -47,6 +47,8 @@ def train_report(
         f"{origin(recipe, results)} on {data['counts']['train']:,} images of {len(bundle.class_names)} classes."
     )
     untouched = " The test images chose nothing." if "test" in judged else f" {untested(results)}" if judged else ""
+    if results["caution"]:
+        untouched += f" {escape(results['caution'])}."
     tiles = {
         "parameters": f"{results['params']:,}",
         "epoch kept": f"{results['best_epoch']} of {results['epochs']}",
@@ -103,6 +105,7 @@ def folds_report(
         "Each image is answered by the model that had not seen it. The interval is about which images are asked, not "
         "about other training images; how much folds differ, the standard deviation tells."
     )
+    note += "".join(f" {escape(caution)}." for caution in results["cautions"])
     sections = [
         results_of({"folds": results["pooled"]}, [sum(part.confusion for part in parts)], tiles, note),
         Section("folds", "By fold", _by_fold(runs)),

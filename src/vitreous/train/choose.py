@@ -10,7 +10,7 @@ from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import full_path, path_of
 from vitreous.preprocess import same_channels
-from vitreous.recipe import DataOptions, Recipe, check_not_idle, read_recipe, recipe_names
+from vitreous.recipe import DataOptions, Recipe, check_not_idle, read_recipe, recipe_names, written
 from vitreous.weights.bundle import find_bundle, is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
@@ -19,6 +19,7 @@ CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs
 STRIDES = {"2": "[1,2,1,1,1]", "8": "[1,2,1,2,2]"}  # of small-images' stem, for other patches than its own of 4 x 4
 FOLDER_SEEN = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
 TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
+UNWATCHED = {"patience": None, "best_by": "top1"}  # what needs validation images, as it is without them
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
 
 
@@ -167,24 +168,20 @@ def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recip
     `skip_broken` is set in both if it is set in either. Folds are drawn with `seed` unless `split_seed` is given, for
     all folds as for a single one. Raises ValueError for data with one class, TypeError for what is no data.
     """
-    if data is None:
-        data = data_of(recipe)
-    elif not isinstance(data, ImageSet):
-        source, data = data, load(data, skip_broken=recipe.data.skip_broken)
-        recipe = recipe.with_options("data", source=str(source))
-    elif data.source not in (recipe.data.source, absolute(recipe.data.source or "")):
-        recipe = recipe.with_options("data", source=None)  # not what the model will have seen
+    own = recipe.data.source
+    foreign = isinstance(data, ImageSet) and (own is None or data.source not in (own, absolute(own)))
+    data = data_of(recipe) if data is None else load(data, skip_broken=recipe.data.skip_broken)
     if len(data.class_names) < 2:
         raise ValueError(f"{data.source} has one class, '{data.class_names[0]}': training needs two at least")
-    if recipe.data.source is not None:
-        recipe = recipe.with_options("data", source=data.source)  # an absolute path, valid from any folder
+    skip_broken = recipe.data.skip_broken or data.skip_broken
+    source = None if foreign else data.source  # absolute, so valid from any folder; None: not what the model will see
+    recipe = recipe.with_options("data", source=source, skip_broken=skip_broken)
     for section, key in (("start", "weights"), ("distill", "teacher")):
         if (name := getattr(getattr(recipe, section), key)) is not None:
             recipe = recipe.with_options(section, **{key: lasting(name)})
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
         recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
-    skip_broken = recipe.data.skip_broken or data.skip_broken
-    return recipe.with_options("data", skip_broken=skip_broken), replace(data, skip_broken=skip_broken)
+    return recipe, replace(data, skip_broken=skip_broken)
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
@@ -199,14 +196,14 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
             raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
         sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
-    for name, usual in {"patience": None, "best_by": "top1"}.items():
+    for name, usual in UNWATCHED.items():
         if data.val is None and getattr(recipe, name) != usual:
             raise ValueError(
                 f"{name} needs validation images, and none are held out: add data.val_fraction=0.1, or leave it at "
-                f"{name}={usual or 'null'}"
+                f"{name}={written(usual)}"
             )
     channels = data.train.images.channels
-    asked = recipe.model.channels if "channels" in recipe.model.model_fields_set else channels
-    if not same_channels(asked, channels):
-        raise ValueError(f"model.channels is {asked} but the images have {channels}: leave it out")
-    return recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))
+    fitted = recipe.resolve(image_size=size, channels=channels, num_classes=len(data.class_names))
+    if not same_channels(fitted.model.channels, channels):
+        raise ValueError(f"model.channels is {fitted.model.channels} but the images have {channels}: leave it out")
+    return fitted

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from vitreous.device import cpu_capabilities
 from vitreous.doctor import BASE, installed
 from vitreous.files import is_part, read_json
 from vitreous.messages import shorten
@@ -139,7 +138,7 @@ def environment(device: torch.device, precision: str, processes: int) -> dict[st
         "packages": {name: installed(name) for name in BASE},
         "commit": commit(),
         "platform": platform.platform(),
-        "processor": cpu_capabilities().get("cpu_name", platform.processor()),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": precision,

@@ -36,16 +36,14 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
             kind = in_three if split else matrices
         else:
             kind = decayed
-        share = rate_share(name, model.config.depth, options.layer_decay) if options.layer_decay < 1 else 1.0
+        share = rate_share(name, model.config.depth, options.layer_decay)
         kind.setdefault(share, []).insert(0, weight)
     groups = [
         {"params": weights, "weight_decay": decay, "lr": share * options.learning_rate}
         for kind, decay in ((decayed, options.weight_decay), (plain, 0.0))
         for share, weights in kind.items()
     ]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, fused=True)
-    ]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=options.betas, fused=True)]
     if matrices:
         groups = [
             {"params": weights, "lr": share * options.muon_learning_rate, **parts}

@@ -30,7 +30,7 @@ def finish(job: Job) -> dict[str, Any]:
     Only for the main process, which has written the model. Returns the content of `results.json`.
     """
     state, judged = job.state, {}
-    train, hashes = job.plain_batches.images, None
+    train, hashes = job.plain_batches.images, np.empty(0, np.uint64)
     before = job.start.seen if job.start else np.empty(0, np.uint64)
     if isinstance(train, ArrayImages):
         hashes = image_hashes(train)
@@ -54,8 +54,10 @@ def finish(job: Job) -> dict[str, Any]:
         write_json(job.folder / "data.json", job.summary | told)
         images, weights = judged["test"].images, job.recipe.start.weights
         copies = copies_among(images, are_among(images, before), f"{len(images)} test", weights)
-        for finding in filter(None, (leaks("test", images, train, hashes), copies)):
+        findings = [finding for finding in (leaks("test", images, train, hashes), copies) if finding]
+        for finding in findings:
             log.warning("%s", finding)
+        judged["test"] = replace(judged["test"], caution="; ".join(findings))
     results = {
         "params": job.parameters,
         "epochs": state.epoch,
@@ -68,6 +70,7 @@ def finish(job: Job) -> dict[str, Any]:
         "images_per_second": state.history[-1]["images_per_second"],
         "start": job.start.facts if job.start else {"weights": None} if job.given else None,
         "teacher": {"weights": job.recipe.distill.teacher, "sha256": job.taught_by} if job.taught_by else None,
+        "caution": judged["test"].caution if "test" in judged else "",
         "peak_memory": peak_memory(job.engine.device),
         **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
     }

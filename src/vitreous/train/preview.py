@@ -1,10 +1,8 @@
 """Before training: what a run is told to be, its first augmented batch, and how long it would take."""
 
-import json
 import logging
 import math
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from vitreous.augment import mix
 from vitreous.data.check import are_among, check, copies_among
 from vitreous.device import NO_MPS
 from vitreous.messages import duration, shorten
-from vitreous.recipe import Recipe
+from vitreous.recipe import Recipe, written
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
 from vitreous.train.loop import Hooks, shrunk, views
@@ -139,15 +137,10 @@ def estimate(job: Job) -> None:
 def _changes(recipe: Recipe) -> list[str]:
     """The settings that differ from their defaults, as key=value, a line for each section."""
     fields = recipe.model_dump(mode="json", exclude_defaults=True)
-    sections = {f"{name}.": value for name, value in fields.items() if isinstance(value, dict) and value}
+    sections = {f"{name}.": value for name, value in fields.items() if isinstance(value, dict)}
     own = {name: value for name, value in fields.items() if not isinstance(value, dict)}
     return [
-        " ".join(f"{prefix}{key}={_written(value)}" for key, value in values.items())
+        " ".join(f"{prefix}{key}={written(value)}" for key, value in values.items())
         for prefix, values in {"": own, **sections}.items()
         if values
     ]
-
-
-def _written(value: Any) -> str:
-    """A value as it is given on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

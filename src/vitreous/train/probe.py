@@ -49,9 +49,8 @@ def fit_head(
         parts = [(X, y, *val)]
     else:
         splits = _folds(y, groups, seed % 2**32)
-        chosen_by = f"{len(splits)}-fold cross-validation" if splits else "nothing, a class having a single image"
-        if groups is not None:
-            chosen_by = f"{chosen_by} of whole groups" if splits else "nothing, a class having too few groups"
+        whole, few = ("", "a single image") if groups is None else (" of whole groups", "too few groups")
+        chosen_by = f"{len(splits)}-fold cross-validation{whole}" if splits else f"nothing, a class having {few}"
         parts = [(X[fit], y[fit], features[held], labels[held]) for fit, held in splits]
 
     losses = {C: sum(_loss(_logistic(x, t, num_classes, C), *held) for x, t, *held in parts) for C in STRENGTHS}

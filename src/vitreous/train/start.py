@@ -16,12 +16,13 @@ from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess, same_channels
-from vitreous.recipe import DataOptions, Recipe, flat
-from vitreous.weights.bundle import find_bundle, read_config
-from vitreous.weights.load import load_weights, weights_digest
+from vitreous.recipe import DataOptions, Recipe, flat, written
+from vitreous.weights.bundle import find_bundle, find_record, read_config
+from vitreous.weights.load import in_head, load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
 HEAD = ("head_hidden", "pool")  # changing one of these needs a new head
+NEED_WEIGHTS = ("start.arch", "start.revision", "start.probe", "start.probe_first", "optim.freeze", "optim.layer_decay")
 PROBE_READS = ("start.", "data.", "model.", "seed", "precision", "track", "optim.batch_size")
 DIVIDED = {"val_fraction", "split_seed", "group", "folds", "fold"}  # settings that decide which images are held out
 EXAMPLE = "vt.ViT(vt.ViTConfig(size='nano/4', image_size=32, num_classes=10))"
@@ -75,9 +76,7 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
         )
     if data.val is not None or not ours.val_fraction:
         return ""
-    same_way = " ".join(
-        shlex.quote(f"data.{name}={'null' if value is None else value}") for name, value in changes.items()
-    )
+    same_way = " ".join(shlex.quote(f"data.{name}={written(value)}") for name, value in changes.items())
     how = "divided otherwise" if changes or other_labels else "before images came, went or moved"
     return (
         f"{weights} learnt from this data, {how}: some validation images are among what it "
@@ -118,16 +117,15 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
                 f"model.{key} is {value}, but that of {options.weights} is {getattr(theirs, key)}: leave it out, or "
                 "take --recipe finetune"
             )
-    changes = {key: given[key] for key in (*FREE, "pool") if key in given}
     lines = report.lines()
     own_head = report.named and bundle.class_names == class_names and not options.probe
-    if not own_head or any(changes.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
-        changes = {"head_hidden": 0} | changes
+    if not own_head or any(given.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
+        given = {"head_hidden": 0} | given
         if not report.new_head:
             lines.append(f"new head in place of that for {shorten(bundle.class_names)}")
         own_head = False
     try:
-        config = theirs.changed(**changes)
+        config = theirs.changed(**given)
     except ValidationError as error:
         raise ValueError(one_line(error, "model.")) from error
     if config.head_hidden and not own_head and (options.probe or options.probe_first):
@@ -136,7 +134,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
         torch.default_generator.manual_seed(recipe.seed)
         model = ViT(config)
     state = bundle.model.state_dict()
-    kept = {name: value for name, value in state.items() if own_head or not name.startswith("head.")}
+    kept = {name: value for name, value in state.items() if own_head or not in_head(name)}
     model.load_state_dict(model.state_dict() | kept)
 
     crop, own_crop = recipe.data.crop_fraction, bundle.preprocess.crop_fraction
@@ -154,7 +152,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
     fitted = recipe.with_options("data", fit=fit, crop_fraction=1.0, white=white).model_copy(update={"model": config})
     preprocess = bundle.preprocess.model_copy(update={"fit": fit, "white": white})
     seen = learnt_hashes(options.weights)
-    if len(seen) and preprocess != read_config(find_bundle(record_of(options.weights)[0]))[1]:
+    if len(seen) and preprocess != read_config(find_bundle(find_record(options.weights))).preprocess:
         lines.append("images are fitted otherwise than these weights' own, so copies of those cannot be found")
         seen = seen[:0]
     return Start(fitted, model, preprocess, facts, lines, seen)
@@ -205,20 +203,11 @@ def check_suits(model: ViT, data: ImageSet) -> None:
 
 def check_start(recipe: Recipe, has_weights: bool) -> None:
     """Raises ValueError for settings that need trained weights if there are none, or that a probe would ignore."""
-    if not has_weights:
-        needs = {
-            "start.arch": recipe.start.arch is not None,
-            "start.revision": recipe.start.revision is not None,
-            "start.probe": recipe.start.probe,
-            "start.probe_first": recipe.start.probe_first,
-            "optim.freeze": recipe.optim.freeze > 0,
-            "optim.layer_decay": recipe.optim.layer_decay < 1,
-        }
-        if lacking := [key for key, needed in needs.items() if needed]:
-            raise ValueError(f"{lacking[0]} is for trained weights: give some with --from, or as start.weights")
+    asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, Recipe(epochs=1)))
+    changes = {key: value for key, value in asked.items() if value != plain[key]}
+    if not has_weights and (lacking := [key for key in NEED_WEIGHTS if key in changes]):
+        raise ValueError(f"{lacking[0]} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
-        asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, Recipe(epochs=1)))
-        for key, value in asked.items():
-            used = key.startswith(PROBE_READS) and key != "data.balance"
-            if value != plain[key] and not used:
+        for key, value in changes.items():
+            if key == "data.balance" or not key.startswith(PROBE_READS):
                 raise ValueError(f"{key} is {value}, but a probe sees each image once and as it is: leave it out")

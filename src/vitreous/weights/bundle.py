@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitreous.device import pick_device
-from vitreous.files import path_of, read_json, replace_file, write_json
+from vitreous.files import path_of, replace_file, write_json
 from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
-from vitreous.weights.maps import read_temperature
+from vitreous.weights.maps import Description, read_temperature
 from vitreous.weights.tensor_files import check_fetched
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -127,8 +127,7 @@ class Bundle:
         folder = path_of(folder)
         if not any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
             folder = find_bundle(folder)
-        model_config, *others = read_config(folder)
-        calibrated_on = read_json(folder / CONFIG).get("calibrated_on")
+        said = read_config(folder)
         try:
             check_fetched(folder / WEIGHTS)
             weights = load_file(folder / WEIGHTS, device="cpu")
@@ -137,11 +136,11 @@ class Bundle:
         except SafetensorError as error:
             raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from error
         with torch.random.fork_rng([]):  # the weights drawn are replaced, and the caller's draws stay as they are
-            model = ViT(model_config)
+            model = ViT(said.model)
         _check(folder, model, weights)
         model.load_state_dict(weights)
         try:
-            return Bundle(model.eval(), *others, calibrated_on)
+            return Bundle(model.eval(), said.preprocess, said.class_names, said.temperature, said.calibrated_on)
         except ValueError as error:
             raise ValueError(f"{folder / CONFIG}: {error}") from error
 
@@ -151,16 +150,14 @@ Trained = os.PathLike[str] | str | Bundle
 `load_weights` makes one of other libraries' weights."""
 
 
-def read_config(folder: Path) -> tuple[ViTConfig, Preprocess, tuple[str, ...], float]:
-    """A bundle without its weights: model config, preprocessing, class names, temperature (1 if not given).
-
-    Raises ValueError for a missing or invalid file.
-    """
+def read_config(folder: Path) -> Description:
+    """A bundle without its weights. Raises ValueError for a missing or invalid file."""
     file = folder / CONFIG
     try:
         config = json.loads(file.read_bytes())
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
-        return model, preprocess, tuple(map(str, config["class_names"])), read_temperature(config, "temperature")
+        names, temperature = tuple(map(str, config["class_names"])), read_temperature(config, "temperature")
+        return Description(model, preprocess, names, temperature, calibrated_on=config.get("calibrated_on"))
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except KeyError as error:
@@ -183,7 +180,10 @@ def find_bundle(run: os.PathLike[str] | str) -> Path:
             return folder
     shipped = sorted(p.parent.name for p in SHIPPED.glob(f"*/{CONFIG}"))
     if (run / "fold-1").is_dir():
-        raise ValueError(f"{run} is a cross-validation: name one of its folds, such as {run / 'fold-1'}")
+        raise ValueError(
+            f"{run} is a cross-validation, whose models are for judging: train one in the same way without --folds, "
+            f"or name one of its folds, such as {run / 'fold-1'}"
+        )
     if run.is_dir():
         way_out = "train it to the end, end it with --finish, or use another run"
         raise ValueError(f"{run} holds no trained model (model/{WEIGHTS}): {way_out}")

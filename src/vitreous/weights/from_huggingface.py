@@ -6,7 +6,6 @@ transformers resamples the positions of DINOv2 without registers without antiali
 models.
 """
 
-import math
 import re
 from collections.abc import Collection
 from typing import Any
@@ -158,16 +157,16 @@ def read_preprocessing(config: dict[str, Any], channels: int = 3) -> Preprocess:
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of what a square would cover")
     if target[0] > whole[0] or target[1] > whole[1]:
         raise ValueError(f"preprocessor_config.json cuts {target[0]} x {target[1]} out of a smaller image")
-    share = min(target[0] / whole[0], target[1] / whole[1])
-    if tuple(math.floor(side / share + 1e-6) for side in target) != whole:  # ours cuts one share
-        raise ValueError(f"preprocessor_config.json cuts another share of the rows than of the columns: {crop}")
     normalised = config.get("do_normalize", True)
     mean, std = (config["image_mean"], config["image_std"]) if normalised else ((0,) * channels, (1,) * channels)
-    return Preprocess(
+    ours = Preprocess(
         image_size=target,
         mean=mean,
         std=std,
         interpolation=RESAMPLE[config.get("resample", 2)],
         fit="crop" if "shortest_edge" in size else "squash",
-        crop_fraction=share,
+        crop_fraction=min(target[0] / whole[0], target[1] / whole[1]),
     )
+    if ours.whole_size != whole:  # ours cuts one share
+        raise ValueError(f"preprocessor_config.json cuts another share of the rows than of the columns: {crop}")
+    return ours

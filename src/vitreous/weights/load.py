@@ -144,7 +144,7 @@ def load_weights(
 
     with torch.random.fork_rng([]):  # for a new head; the caller's draws stay as they are
         model = ViT(config)
-    state = {name: value for name, value in match.ours.items() if not (new_head and _in_head(name))}
+    state = {name: value for name, value in match.ours.items() if not (new_head and in_head(name))}
     grids = (said.model.grid, config.grid) if config.grid != said.model.grid else None
     resampled, computed = (grids, None) if "positions" in state else (None, grids)
     if resampled:
@@ -164,7 +164,8 @@ def load_weights(
     report = Report(
         os.fspath(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
     )
-    return Bundle(model.eval(), preprocess, names, 1.0 if new_head else said.temperature), report
+    temperature, calibrated_on = (1.0, None) if new_head else (said.temperature, said.calibrated_on)
+    return Bundle(model.eval(), preprocess, names, temperature, calibrated_on), report
 
 
 def imagenet_classes() -> tuple[str, ...]:
@@ -262,7 +263,7 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     if config is None:
         raise ValueError(f"{file} does not say its number of heads, its epsilon or how images are normalised: {way}")
     if "preprocess" in config:  # ours is complete, whatever the tensor names
-        return Description(*read_config(file.parent))
+        return read_config(file.parent)
     try:
         if "architecture" in config and layout is from_timm:
             return from_timm.from_config(config, classes)
@@ -290,14 +291,14 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
     """Account for every tensor of the file and of a model of this config. Raises ValueError for any mismatch."""
     with torch.device("meta"):
         expected = ViT(config).state_dict()
-    pairs = layout.pairs(config, weights)
-    homes = {name: merged_name(ours) for ours, name in pairs if merged_name(ours) in expected}
-    headless = not any(_in_head(homes[name]) for name in weights.keys() & homes.keys())
-    missing = [name for name, home in homes.items() if name not in weights and not (headless and _in_head(home))]
+    pairs = [(ours, name) for ours, name in layout.pairs(config, weights) if merged_name(ours) in expected]
+    homes = {name: merged_name(ours) for ours, name in pairs}
+    headless = not any(in_head(homes[name]) for name in weights.keys() & homes.keys())
+    missing = [name for name, home in homes.items() if name not in weights and not (headless and in_head(home))]
     missing += sorted(expected.keys() - set(homes.values()))
     if layout is from_google:
         weights = {name: from_google.to_torch(name, value) for name, value in weights.items()}
-    ours = {name: value for name, value in to_ours(weights, pairs).items() if merged_name(name) in expected}
+    ours = to_ours(weights, pairs)
     misfits = {name: reason for name, value in ours.items() if (reason := _misfit(value, expected.get(name)))}
     known = from_huggingface.left_out if layout is from_huggingface else lambda name: None
     others = [name for name in weights if name not in homes]
@@ -325,5 +326,6 @@ def _misfit(value: Tensor, expected: Tensor | None) -> str:
     return ""
 
 
-def _in_head(name: str) -> bool:
+def in_head(name: str) -> bool:
+    """Whether a tensor of our model belongs to its head."""
     return name.startswith("head.")

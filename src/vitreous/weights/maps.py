@@ -35,6 +35,8 @@ class Description(NamedTuple):
     """Divides the logits; only what we wrote has one."""
     other_head: str = ""
     """What its head is for, if not for telling which one of several classes an image is of."""
+    calibrated_on: str | None = None
+    """The `digest_of` the images that the temperature was fitted on; only what we wrote says it."""
 
 
 TEMPERATURE = "calibration_temperature"  # in others' config.json; transformers has a "temperature" of its own
