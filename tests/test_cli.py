@@ -29,7 +29,7 @@ from tiny import CLASSES, csv_rows, equal, tiny_bundle, tiny_recipe, untimed, we
 from torch._dynamo.exc import TorchDynamoException
 
 from vitreous import embedding, evaluation, prediction
-from vitreous.cli import app
+from vitreous.cli import app, output
 from vitreous.cli.output import results_table
 from vitreous.data import loaders
 from vitreous.data.sources import load
@@ -579,6 +579,9 @@ def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
     assert code == 0 and out == "" and len(rows) == 12
     assert [row["class"] for row in rows[:2]] == objects[0]["classes"]
     assert [float(row["probability"]) for row in rows[:2]] == pytest.approx(objects[0]["probabilities"], abs=1e-5)
+    monkeypatch.setattr(output, "COUNTING_SECONDS", -1)
+    code, out, err = vitreous("predict", "run", "photos/test/ant", "--csv", tmp_path / "x.csv", "--batch-size", 3)
+    assert (code, out) == (0, "") and err.splitlines() == [f"{done} of 4 images answered" for done in (1, 2, 3, 4)]
 
 
 def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path):
@@ -782,7 +785,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         (f"train {'x' * 300}=3", "nothing to train on: give DATA"),  # no name of a file, as too long
         ("train digits epoch=3", "unknown key 'epoch'; did you mean 'epochs'?"),
         ("train digits epochs", "'epochs' is not key=value"),
-        ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'optim.learning_rate'?"),
+        ("train digits optim.leraning_rate=1", "unknown key 'optim.leraning_rate'; did you mean 'optim.learning_rate'"),
         ("train digits epochs=0", "command line: epochs is 0: input should be greater than 0"),
         ("train digits model.patch_size=3 model.patch_embedding=conv", "command line: "),
         ("train digits --recipe nope", "no recipe 'nope': use "),
@@ -1113,6 +1116,14 @@ def test_a_reader_who_has_enough_of_a_short_answer_sees_no_error(work):
     process.stdout.close()
     assert process.stderr.read() == "" and process.wait(timeout=100) == 0
     process.stderr.close()
+
+
+def test_that_only_the_first_page_is_read_is_told_who_asks(vitreous, tmp_path):
+    pages = [Image.new("L", (8, 8), level) for level in (0, 90)]
+    pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
+    code, _, err = vitreous("predict", "run", tmp_path / "stack.tif")
+    said = f"vitreous: only the first page of multi-page files is read, such as {tmp_path / 'stack.tif'}\n"
+    assert (code, err) == (0, said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names here are always Unicode")

@@ -1042,7 +1042,7 @@ def test_a_failed_upload_is_one_line_with_the_way_out(vitreous, run, hub, monkey
     code, _, err = vitreous("push", run, "stripes")
     assert (code, err) == (2, "vitreous: 'stripes' is not a repository of the Hub: write owner/name\n")
     code, _, err = vitreous("push", run / "model", "me/stripes")
-    assert code == 2 and err.endswith("is not a finished run: train it to the end\n")
+    assert code == 2 and err.endswith("is not a finished run, as it has no results.json: train it to the end\n")
 
 
 def test_weights_of_others_are_exported_by_their_own_name(vitreous, tmp_path, monkeypatch):

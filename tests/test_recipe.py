@@ -118,7 +118,10 @@ def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name
         ("model: {patch_size: x}", "model.patch_size is 'x': input should be a valid integer"),
         ("model: {size: Q/16}", "unknown model size 'Q/16': use one of Ti, S, B"),
         ("model: {size: true}", "unknown model size 'True': use one of Ti, S, B"),
-        ("augment: {alternate_flip: true}", "alternate_flip needs flip, which is 0: set alternate_flip=false, or flip=0.5"),
+        (
+            "augment: {alternate_flip: true}",
+            "alternate_flip needs flip, which is 0: set alternate_flip=false, or flip=0.5",
+        ),
         ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known keys: name, learning_rate, weight_decay, "),
         ("compile: max-autotune", "compile is 'max-autotune': input should be True, False, 'auto' or "),
         ("opitm: {qqq: 3}", "unknown key 'opitm'; did you mean 'optim'?"),
@@ -187,7 +190,10 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("epochs=true", "command line: epochs is true, but it takes a value, not true or false"),
         ("time_limit=1:30", "command line: '1:30' is not a duration: write it as 90s, 10m or 1h30m"),
         ("data.crop_fraction=0.5", "command line: data.crop_fraction 0.5 is for random crops: set augment.crop_scale"),
-        ("data.oversize=2", "command line: data.oversize 2 is for random crops: set augment.crop_scale, or data.oversize=1"),
+        (
+            "data.oversize=2",
+            "command line: data.oversize 2 is for random crops: set augment.crop_scale, or data.oversize=1",
+        ),
     ],
 )
 def test_a_fault_in_an_override_is_told_in_one_line(written, override, message):
@@ -340,7 +346,9 @@ def test_resolve_leaves_alone_what_the_recipe_gives():
 
 
 def test_resolve_refuses_another_number_of_classes():
-    with pytest.raises(ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: set that, or leave it out$"):
+    with pytest.raises(
+        ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: set that, or leave it out$"
+    ):
         tiny_recipe(model={"num_classes": 9}).resolve(image_size=(8, 8), channels=1, num_classes=7)
 
 

@@ -297,6 +297,14 @@ def test_seeds_of_one_recipe_have_one_colour_beside_those_of_another(runs, tmp_p
         assert re.findall(r'<path class="line s(\d)', chart) == colours.split()
 
 
+def test_the_ninth_of_many_recipes_has_the_first_ones_colour_and_a_dashed_line(runs):
+    run = read_run(runs / "a")
+    many = [replace(run, name=f"run {i}", recipe=run.recipe | {"epochs": i}) for i in range(1, 10)]
+    chart = compare._curves(many).partition('aria-label="Top-1 by epoch')[2].partition("</svg>")[0]
+    styles = re.findall(r'<path class="line ([^"]*)"', chart)
+    assert styles[8] == f"{styles[0]} dash" and len(set(styles)) == 9
+
+
 def test_a_run_in_the_home_folder_is_compared(runs, monkeypatch):
     monkeypatch.setenv("HOME", str(runs))
     assert read_run("~/a").results == read_run(runs / "a").results
