@@ -338,7 +338,7 @@ def test_evaluating_leaves_the_run_as_it_is(run):
 
 
 def test_data_that_nobody_named_must_be_given(bundle, tmp_path):
-    with pytest.raises(ValueError, match=r"what it was trained on: name its run folder, or DATA or images$"):
+    with pytest.raises(ValueError, match=r"what it was trained on: name DATA or image files, or the run's folder$"):
         evaluate(bundle, **EXACT)
     bundle.save(tmp_path / "model")
     with pytest.raises(ValueError, match=r"model does not say what it was trained on"):

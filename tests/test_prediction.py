@@ -202,9 +202,7 @@ def test_images_of_five_channels_are_asked_about_as_arrays():
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.4) / 0.2
     for answer, expected in zip(ask(bundle, pixels, top=3), bundle.model(images).softmax(1), strict=True):
         assert answer.probabilities == pytest.approx(expected.sort(descending=True).values.tolist(), abs=1e-6)
-    with pytest.raises(
-        BrokenImage, match="a picture has 1 or 3 channels, and the model reads 5: in Python"
-    ):
+    with pytest.raises(BrokenImage, match="a picture has 1 or 3 channels, and the model reads 5: in Python"):
         ask(bundle, Image.new("RGB", (8, 8)))
     with pytest.raises(BrokenImage, match="the images have 3 channels, the model takes 5"):
         ask(bundle, pixels[..., :3])

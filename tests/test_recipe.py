@@ -120,7 +120,7 @@ def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name
         ("model: {size: true}", "unknown model size 'True': use one of Ti, S, B"),
         (
             "augment: {alternate_flip: true}",
-            "alternate_flip needs flip, which is 0: set alternate_flip=false, or flip=0.5",
+            "alternate_flip needs flip, which is 0: set alternate_flip=false, or fl",
         ),
         ("optim: {qqq: 3}", "unknown key 'optim.qqq'; known keys: name, learning_rate, weight_decay, "),
         ("compile: max-autotune", "compile is 'max-autotune': input should be True, False, 'auto' or "),

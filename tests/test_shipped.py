@@ -150,7 +150,7 @@ def test_it_still_scores_what_it_says(real_data, folder):
     real_data(folder.name)
     data, says = load(folder.name), read(folder / "results.json")["float16"]["top1"]
     rows = np.unique(np.linspace(0, len(data.test) - 1, SAMPLE).astype(int))
-    pixels = data.test.images.read(rows, read_config(folder)[1])  # or all images would be decoded for a few
+    pixels = data.test.images.read(rows, read_config(folder).preprocess)  # or all images would be decoded for a few
     sample = Split(ArrayImages(pixels), data.test.labels[rows])
     found = evaluate(folder.name, replace(data, test=sample), device="cpu")
     assert found["count"] == len(rows)

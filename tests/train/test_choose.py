@@ -225,7 +225,7 @@ def test_what_the_recipe_says_stays():
 
 @pytest.mark.parametrize(("field", "value"), [("num_classes", 4), ("channels", 2)])
 def test_what_the_data_does_not_have_is_refused(field, value):
-    with pytest.raises(ValueError, match=rf"^model\.{field} is {value} but .*: leave it out$"):
+    with pytest.raises(ValueError, match=rf"^model\.{field} is {value} but .*leave it out$"):
         fit_to_data(tiny_recipe(model={field: value}), tiny_set())
 
 
@@ -240,7 +240,7 @@ def test_images_of_many_sizes_need_an_image_size(photos):
 def test_what_watches_validation_images_is_refused_where_there_are_none(name, value):
     recipe = tiny_recipe(**{name: value})
     with pytest.raises(
-        ValueError, match=rf"{name} needs validation images, .*: add data\.val_fraction=0\.1, or leave {name} out"
+        ValueError, match=rf"{name} needs validation images, .*: add data\.val_fraction=0\.1, or leave it at {name}="
     ):
         fit_to_data(recipe, tiny_set())
     assert getattr(fit_to_data(recipe, tiny_set().with_validation(0.25)), name) == value

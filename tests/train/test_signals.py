@@ -31,7 +31,8 @@ def test_the_first_signal_asks_and_says_so(number, caplog):
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop()
-    assert [r.message for r in caplog.records] == ["stopping after this step; once more stops at once, without saving"]
+    said = "stopping after this step; once more stops at once, with what was saved last"
+    assert [record.message for record in caplog.records] == [said]
     assert handlers() == before
 
 

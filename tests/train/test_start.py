@@ -72,7 +72,7 @@ def test_training_starts_at_the_weights_with_a_new_head(started, source):
     assert changed(run, source) == ["head.bias", "head.weight"]
     assert weights_of(run.folder)["head.weight"].shape == (3, 16)
     assert run.results["val"]["loss"] == pytest.approx(torch.tensor(3.0).log().item(), abs=1e-5)  # it answers 0
-    assert "new head, which answers 0" in started.said.getvalue()
+    assert "new head, whose logits all start at 0" in started.said.getvalue()
     assert run.bundle.model.config.depth == 2 and run.bundle.class_names == CLASSES
 
 
