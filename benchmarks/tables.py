@@ -63,8 +63,10 @@ def headline(results: dict[str, dict]) -> str:
     compact = " and ".join(f"{100 * top1:.1f}%" for top1 in COMPACT.values())
     return (
         f"{markdown(('from scratch, on', 'parameters', 'training time', 'hardware', 'test top-1'), rows)}\n\n"
-        "These are ViTs with a convolutional stem, a 3 x 3 convolution in each MLP and pooling by attention. On the "
-        "GPU torch had compiled them before; one model of each ships here. The number of test images alone leaves "
+        "These are ViTs with a convolutional stem, a 3 x 3 convolution in each MLP and pooling by attention; n: runs, "
+        "of which the mean is shown. On the GPU torch had compiled the model before; the first run on a machine takes "
+        "a minute or more longer. The first runs of these two rows are the models that ship here as `cifar10` and "
+        "`cifar100`. The number of test images alone leaves "
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale, on CIFAR-10 and "
         "CIFAR-100:\n\n"
         f"- a [demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}\n"

@@ -977,9 +977,12 @@ def test_nothing_of_the_machine_is_pushed(vitreous, run, hub):
 
 
 def test_nothing_of_the_machine_is_pushed_of_a_run_whose_data_was_given(tmp_path):
+    """Nor the name of a test image that is a copy."""
     write_images(tmp_path / "photos", 8)
+    shutil.copytree(tmp_path / "photos" / "ant", tmp_path / "photos" / "test" / "ant")
     options = {"pictures": False, "console": Console(quiet=True)}
     run = fit(tiny_recipe(epochs=1), load(tmp_path / "photos"), out=tmp_path / "run", **options)
+    assert str(tmp_path) in run.results["caution"]
     write_shared(run.folder, tmp_path / "shared", run.results)
     assert not [path for path in (tmp_path / "shared").iterdir() if str(tmp_path).encode() in path.read_bytes()]
     assert "trained from scratch on 18 of its images and nothing else" in (tmp_path / "shared/README.md").read_text()

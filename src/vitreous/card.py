@@ -54,8 +54,9 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
     """Write what is shared of a finished run: its bundle, record and card, without anything about the local machine.
 
     results: the content of results.json; if it has float16 figures, the weights are stored in float16. repo: owner/name
-    on the Hub, if it goes there. The images' local path and the command are left out.
+    on the Hub, if it goes there. The images' local path, the command and the caution, which names images, are left out.
     """
+    results = {key: value for key, value in results.items() if key != "caution"}
     Bundle.of(run).save(folder, torch.float16 if "float16" in results else None)
     recipe = read_recipe(run / "recipe.yaml")
     data, environment = read_json(run / "data.json"), read_json(run / "environment.json")

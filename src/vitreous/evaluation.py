@@ -270,13 +270,14 @@ def judge_run(
         caution = ON_OWN[split]
     elif calibrated_here:
         caution = ON_CALIBRATED
+    cautions = [caution] if caution else []
     if left_out := len(asked) - len(judged.labels):
-        caution += f"{'; ' * bool(caution)}{left_out} of {len(asked)} images could not be read, and are left out"
+        cautions.append(f"{left_out} of {len(asked)} images could not be read, and are left out")
     if options.group is not None and judged.groups is None:
-        caution += f"{'; ' * bool(caution)}no groups were found, so intervals take each image for itself"
+        cautions.append("no groups were found, so intervals take each image for itself")
     learnt = own or float(among.mean()) > 0.5
     own_labels = image_set.split(split).labels[judged.rows]
-    told = {"caution": caution, "learnt": learnt, "calibrated_here": calibrated_here}
+    told = {"caution": "; ".join(cautions), "learnt": learnt, "calibrated_here": calibrated_here}
     return replace(judged, **told, data=image_set.name, own_labels=own_labels)
 
 

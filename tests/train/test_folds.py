@@ -594,7 +594,7 @@ def test_copies_in_other_folds_are_told_beside_the_results(tmp_path):
     data = ImageSet.from_arrays(pixels, labels, class_names=CLASSES, name="stripes")
     run = fit_folds(folds_recipe(), data, out=tmp_path / "cv", **quiet(pictures=True))
     cautions = run.results["cautions"]
-    assert [caution.partition(":")[0] for caution in cautions] == ["fold 1", "fold 2", "fold 3"]
+    assert [caution.partition(":")[0] for caution in cautions] == ["Fold 1", "Fold 2", "Fold 3"]
     page = (run.folder / "report.html").read_text()
     assert all("test images are also in train, such as " in caution and caution in page for caution in cautions)
     assert read_run(run.folder).caution == "; ".join(cautions)

@@ -916,7 +916,7 @@ def test_both_image_sizes_compile_before_the_schedule_begins(trained, clock, mon
     results = trained(recipe, tiny_set(), on_step=slow_first).results
     assert (results["train_seconds"], results["compile_seconds"]) == (28, 10) and sides == [8] + [4] * 10 + [8] * 9
     assert rates == pytest.approx([1, 1, *(1 - step / 18 for step in range(18))], abs=1e-3)
-    assert "compiling took 10 of the 28 s of time_limit: raise that by as much" in caplog.messages
+    assert "compiling took 10 of the 28 s of time_limit: too few may be left to train" in caplog.messages
 
 
 def test_a_checkpoint_before_a_new_image_size_is_no_compiling(trained, clock, monkeypatch):

@@ -148,6 +148,7 @@ def predict(
     from vitreous.data.check import first_page_alone
     from vitreous.data.stores import FileImages
     from vitreous.files import check_file
+    from vitreous.messages import plain
     from vitreous.prediction import TABLE, write_json_lines, write_table, write_text
     from vitreous.prediction import predict as ask
 
@@ -159,7 +160,7 @@ def predict(
     model = asked_model(run, arch, revision)
     asked = asked_images(model, images)
     if stacks := first_page_alone(FileImages([image for image in asked if isinstance(image, Path)])):
-        print(f"vitreous: {stacks}", file=sys.stderr)
+        print(f"vitreous: {plain(stacks)}", file=sys.stderr)
     answers = ask(model, asked, top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
         write_table(counted(answers, len(asked)), csv_file)

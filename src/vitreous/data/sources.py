@@ -202,7 +202,7 @@ def _download(repo: str, fetch: bool) -> Path:
         reason = first_line(error)
         if not fetch:
             raise ValueError(
-                f"the dataset hf:{repo} is not on this machine ({reason}): give --data hf:{repo} to fetch it"
+                f"the dataset hf:{repo} is not on this machine ({reason}): name DATA, as the run has it, to fetch it"
             ) from error
         raise ValueError(
             f"cannot download the dataset {repo} ({reason}): check its name and the network; if its page asks for it, "

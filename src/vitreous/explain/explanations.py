@@ -105,10 +105,9 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the figure."""
-        said = ("image", "classes", "probabilities", "target", "target_probability", "against", "against_probability")
-        said += ("empty_probability", "logit", "empty_logit", "attributed", "method", "layer", "head")
-        said += ("patch", "reader")
-        content = {key: getattr(self, key) for key in said}
+        said = "image classes probabilities target target_probability against against_probability empty_probability "
+        said += "logit empty_logit attributed method layer head patch reader"
+        content = {key: getattr(self, key) for key in said.split()}
         maps = ("map", "rollout", "attention", "attention_elsewhere")
         content |= {key: getattr(self, key).astype(float).round(6).tolist() for key in maps}
         if self.curves is not None:

@@ -96,8 +96,8 @@ def _apply(fields: dict[str, Any], override: str) -> None:
         try:
             value = yaml.load(text, _Loader)
         except yaml.YAMLError as error:
-            way_out = f"write a list in brackets, without spaces or in quotes, as in {key}=[1,2]"
-            raise ValueError(f"{key}: '{text}' is not a valid value: {way_out}") from error
+            way_out = f": write a list without spaces or in quotes, as in {key}=[1,2]" if text[0] == "[" else ""
+            raise ValueError(f"{key}: '{text}' is not a valid value{way_out}") from error
     *path, last = key.split(".")
     for part in path:
         fields = fields.setdefault(part, {})

@@ -132,7 +132,7 @@ def heat_map(counts: np.ndarray, title: str, names: Sequence[str]) -> str:
             path = "".join(f"M{column} {row}h1v1h-1z" for row, column in cells)
             parts += [f'<path class="{kind} l{level}" d="{path}"/>'] if path else []
     for row, (name, share) in enumerate(zip(names, shares.diagonal(), strict=True)):
-        hint = f"<title>{escape(name)}: {share:.1%} right</title>"
+        hint = f"<title>{escape(name)}: {f'{share:.1%} right' if counts[row].any() else 'no images'}</title>"
         parts.append(f'<rect class="strip" y="{row}" width="{K}" height="1">{hint}</rect>')
     return f'<svg class="heat" viewBox="0 0 {K} {K}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 

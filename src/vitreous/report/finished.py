@@ -81,6 +81,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     results, data = read_json(folder / "results.json"), read_json(folder / record)
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
+    caution = "; ".join(results.get("cautions", [])) or results.get("caution", "")
     if cross:
         try:
             results = _pooled(results)
@@ -95,7 +96,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
         data=data,
         history=read_history(folder),
         answers=folder / "answers.csv",
-        caution=results.get("caution", ""),
+        caution=caution,
     )
 
 
@@ -126,6 +127,5 @@ def _pooled(folds: dict[str, Any]) -> dict[str, Any]:
         return f"{folds[f'{key}_mean']:.2%} ± {folds[f'{key}_sd']:.2%} (n = {folds['n']})"
 
     cost = {"params": folds["params"], "train_seconds": sum(folds["train_seconds"])}
-    cost["caution"] = "; ".join(folds.get("cautions", []))
     areas = {"auroc_by_fold": spread("auroc")} if "auroc" in folds else {}
     return {"test": folds["pooled"], "by_fold": spread("top1"), "top1_by_fold": folds["top1"], **areas, **cost}

@@ -189,7 +189,7 @@ def summarise(recipe: Recipe, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "precision": runs[0]["precision"],
         "train_seconds": [run["train_seconds"] for run in runs],
         "count": [run["test"]["count"] for run in runs],
-        "cautions": [f"fold {k}: {run['caution']}" for k, run in enumerate(runs, start=1) if run.get("caution")],
+        "cautions": [f"Fold {k}: {run['caution']}" for k, run in enumerate(runs, start=1) if run.get("caution")],
     }
     for key in (*WATCHED, "auroc"):
         values = [run["test"][key] for run in runs]

@@ -116,7 +116,7 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
             progress = clock.progress(done / total)
             images, targets = mix(images, labels, K, changes, recipe.augment, progress)
             answers = None if ask is None else ask(images)
-            if not (compiles and done == 0):  # whose full size else would compile later, when the schedule is fixed
+            if done or not compiles:  # the first step compiles the full size, before the schedule is fitted to the time
                 images = shrunk(images, recipe, progress)
             images = parts.preprocess.normalise(images)
             side = tuple(images.shape[2:])

@@ -29,7 +29,7 @@ def finish(job: Job) -> dict[str, Any]:
 
     Only for the main process, which has written the model. Returns the content of `results.json`.
     """
-    state, judged = job.state, {}
+    state, judged, caution = job.state, {}, ""
     train, hashes = job.plain_batches.images, np.empty(0, np.uint64)
     before = job.start.seen if job.start else np.empty(0, np.uint64)
     if isinstance(train, ArrayImages):
@@ -57,7 +57,7 @@ def finish(job: Job) -> dict[str, Any]:
         findings = [finding for finding in (leaks("test", images, train, hashes), copies) if finding]
         for finding in findings:
             log.warning("%s", finding)
-        judged["test"] = replace(judged["test"], caution="; ".join(findings))
+        caution = "; ".join(findings)
     results = {
         "params": job.parameters,
         "epochs": state.epoch,
@@ -70,7 +70,7 @@ def finish(job: Job) -> dict[str, Any]:
         "images_per_second": state.history[-1]["images_per_second"],
         "start": job.start.facts if job.start else {"weights": None} if job.given else None,
         "teacher": {"weights": job.recipe.distill.teacher, "sha256": job.taught_by} if job.taught_by else None,
-        "caution": judged["test"].caution if "test" in judged else "",
+        "caution": caution,
         "peak_memory": peak_memory(job.engine.device),
         **{name: judged[name].figures if name in judged else None for name in ("val", "test")},
     }

@@ -110,7 +110,7 @@ class Clock:
         self.state.compile_seconds += took
         spent, limit = self.state.compile_seconds, self.recipe.time_limit
         if took and limit is not None and spent > limit / 3:
-            log.warning("compiling took %.0f of the %g s of time_limit: raise that by as much", spent, limit)
+            log.warning("compiling took %.0f of the %g s of time_limit: too few may be left to train", spent, limit)
 
     def tick(self, stop: bool) -> tuple[bool, bool, bool]:
         """Whether any process is to stop, and whether it is time to save and to report."""
