@@ -294,7 +294,7 @@ def test_a_run_without_the_figures_is_refused(run):
     (run / "results.json").write_text(json.dumps(results | {"test": None}))
     assert refused(run).endswith("has no test figures: train on data with test images")
     (run / "results.json").unlink()
-    assert refused(run).endswith("is not a finished run: train it to the end")
+    assert refused(run).endswith("is not a finished run, as it has no results.json: train it to the end")
 
 
 def test_a_run_on_a_folder_of_ones_own_is_refused(run):
