@@ -61,7 +61,7 @@ class ConvMean(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = self.stride
         margin = (rows - 1, columns - 1)
-        if x.is_cuda:  # whose gradients of a padded mean were wrong until torch 2.14 (pytorch issue 188344)
+        if x.is_cuda:  # whose gradients of a padded mean were wrong until github.com/pytorch/pytorch/pull/188345
             x, margin = F.pad(x, (columns - 1, columns - 1, rows - 1, rows - 1)), (0, 0)
         means = F.avg_pool2d(x, self.stride, 1, margin)  # (B, C, H + 1, W + 1) for 2 x 2
         return F.conv2d(means, self.weight, None, self.stride, (2 - rows, 2 - columns))
