@@ -21,7 +21,7 @@ from vitreous.device import autocast, compiled, pick_device, pick_precision
 from vitreous.model import ViT
 from vitreous.model.attention import attention_weights
 from vitreous.model.linear import as_convolution
-from vitreous.model.patches import ConvMean
+from vitreous.model.patches import ConvMean, mean_first
 from vitreous.recipe import read_recipe
 
 POOLED = ("cifar10-cpu", "cifar10-amx", "small-images", "cifar10-94", "cifar10")  # recipes with such a stem
@@ -51,10 +51,6 @@ def products(qkv: Tensor) -> Tensor:
 
 def mean_last(images: Tensor, weight: Tensor) -> Tensor:
     return F.avg_pool2d(F.conv2d(images.permute(0, 3, 1, 2), weight, padding=1), 2)
-
-
-def mean_first(images: Tensor, weight: Tensor) -> Tensor:
-    return F.conv2d(F.avg_pool2d(images.permute(0, 3, 1, 2), 2, 1, 1), weight, stride=2)
 
 
 SUBJECTS = {
@@ -95,7 +91,10 @@ SUBJECTS = {
             (512, 32, 32, 64, 128),
         ],
         [(8, 8, 8, 4, 8)],
-        {"mean last": mean_last, "mean first": mean_first},
+        {
+            "mean last": mean_last,
+            "mean first": lambda images, weight: mean_first(images.permute(0, 3, 1, 2), weight, (2, 2)),
+        },
         lambda shape: [shape[:4], (shape[4], shape[3], 3, 3)],  # images with channels last, weight
     ),
 }

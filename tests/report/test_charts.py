@@ -111,6 +111,7 @@ def test_a_heat_map_has_a_square_for_each_pair_that_occurs():
     counts[0, 2], counts[1, 0] = 1, 300
     chart = heat_map(counts, "Confusion", ["a", "<b>", "c", "d"])
     assert 'y="1" width="4" height="1"><title>&lt;b&gt;: 25.0% right</title>' in chart
+    assert "<title>d: no images</title>" in chart
     assert re.findall(r'class="right l5" d="([^"]*)"', chart) == ["M0 0h1v1h-1zM2 2h1v1h-1z"]
     assert re.findall(r'class="right l(\d)" d="M1 1', chart) == ["3"]  # a quarter of its row: ceil(5 * 0.5)
     assert re.findall(r'class="wrong l(\d)" d="M(\d \d)', chart) == [("1", "2 0"), ("5", "0 1")]  # 1 in 101: seen

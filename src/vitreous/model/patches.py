@@ -59,12 +59,17 @@ class ConvMean(nn.Conv2d):
         super().__init__(before, after, 3, stride, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, columns = self.stride
-        margin = (rows - 1, columns - 1)
-        if x.is_cuda:  # whose gradients of a padded mean were wrong until github.com/pytorch/pytorch/pull/188345
-            x, margin = F.pad(x, (columns - 1, columns - 1, rows - 1, rows - 1)), (0, 0)
-        means = F.avg_pool2d(x, self.stride, 1, margin)  # (B, C, H + 1, W + 1) for 2 x 2
-        return F.conv2d(means, self.weight, None, self.stride, (2 - rows, 2 - columns))
+        return mean_first(x, self.weight, self.stride)
+
+
+def mean_first(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
+    """`ConvMean` of images (B, C, H, W) with a weight (D, C, 3, 3)."""
+    rows, columns = stride
+    margin = (rows - 1, columns - 1)
+    if x.is_cuda:  # whose gradients of a padded mean were wrong until github.com/pytorch/pytorch/pull/188345
+        x, margin = F.pad(x, (columns - 1, columns - 1, rows - 1, rows - 1)), (0, 0)
+    means = F.avg_pool2d(x, stride, 1, margin)  # (B, C, H + 1, W + 1) for 2 x 2
+    return F.conv2d(means, weight, None, stride, (2 - rows, 2 - columns))
 
 
 class ConvStem(nn.Module):
