@@ -119,7 +119,7 @@ def repetitions(results: list[Result]) -> list[str]:
     """What each seed's folds have by themselves, where there are several."""
     ours = sorted((result for result in results if "folds" in result), key=lambda result: result["seed"])
     means = [f"{100 * result['top1_mean']:.2f}" for result in ours]
-    return ["", f"By seed, which cuts the folds, ours have {' and '.join(means)}%."] if len(means) > 1 else []
+    return ["", f"By seed, which decides the folds, ours have {' and '.join(means)}%."] if len(means) > 1 else []
 
 
 def missing(results: list[Result]) -> list[str]:

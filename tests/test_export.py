@@ -637,7 +637,7 @@ def test_a_layout_of_others_is_the_same_function_in_other_words(tmp_path, write,
     [
         (write_timm, {"positions": "rope"}, "timm's ViT has no rotary positions"),
         (write_huggingface, {"positions": "rope"}, "Hugging Face's ViT has no rotary positions"),
-        (write_timm, {"norm": "rmsnorm", "pool": "attention"}, "no RMSNorm, no sequence pooling"),
+        (write_timm, {"norm": "rmsnorm", "pool": "attention"}, "no RMSNorm, no attention pooling"),
         (write_huggingface, {"norm": "rmsnorm"}, "no RMSNorm"),
         (write_timm, {"patch_embedding": "conv_stem", "stem_channels": (4,)}, "no convolutional stem"),
         (write_huggingface, {"patch_embedding": "conv_stem", "stem_channels": (4,)}, "no convolutional stem"),

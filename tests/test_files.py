@@ -67,16 +67,21 @@ def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path, write, reason):
     assert file.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["x.txt"]
 
 
-def test_an_error_of_another_kind_leaves_the_old_file_too(tmp_path):
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA error: an")],
+)
+def test_an_error_of_another_kind_is_not_told_as_a_full_disk_and_leaves_the_old_file_too(tmp_path, error):
     file = tmp_path / "x.txt"
     file.write_text("old")
 
-    def interrupted(part):
+    def fail(part):
         part.write_text("half")
-        raise KeyboardInterrupt
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        replace_file(file, interrupted)
+    with pytest.raises(type(error)) as caught:
+        replace_file(file, fail)
+    assert caught.value is error
     assert file.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["x.txt"]
 
 
@@ -87,15 +92,6 @@ def test_the_content_is_on_the_disk_before_it_takes_the_place(tmp_path, monkeypa
     write_json(tmp_path / "x.json", {"a": [1, None]})
     assert calls == ["fsync", "replace", "fsync"]  # the last one is of the folder
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": [1, None]}
-
-
-def test_memory_that_ran_out_while_writing_is_not_blamed_on_the_file(tmp_path):
-    def write(part):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        replace_file(tmp_path / "x", write)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_stays_a_link_to_the_new_file(tmp_path):
@@ -212,15 +208,6 @@ def test_json_that_is_none_is_named(tmp_path):
         (tmp_path / "x.json").write_text(content)
         with pytest.raises(ValueError, match=r"x\.json is not JSON: "):
             read_json(tmp_path / "x.json")
-
-
-def test_what_fails_while_it_is_computed_is_not_told_as_a_full_disk(tmp_path):
-    def compute(part):
-        raise RuntimeError("CUDA error: an illegal memory access")
-
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        replace_file(tmp_path / "x.txt", compute)
-    assert not list(tmp_path.iterdir())
 
 
 def test_of_two_that_write_at_once_each_file_is_whole(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -242,14 +242,6 @@ def image_name(image: Asked, row: int | None = None) -> str:
     return as_text(image)
 
 
-def _is_meant(file: Path, pattern: str) -> bool:
-    """Whether a path that a pattern matches is a file, or a link to one that is gone, and not hidden, unless the
-    pattern names the dot."""
-    dotted = [part for part in Path(pattern).parts if part.startswith(".")]
-    hidden = [part for part in file.parts if part.startswith(".") and not any(fnmatch(part, own) for own in dotted)]
-    return not hidden and (file.is_file() or (file.is_symlink() and not file.exists()))
-
-
 def image_files(patterns: Iterable[str]) -> list[Path]:
     """The image files of paths, folders (searched recursively) and glob patterns, sorted within each.
 
@@ -263,10 +255,8 @@ def image_files(patterns: Iterable[str]) -> list[Path]:
         elif pattern and (path.exists() or path.is_symlink()):
             found = [path]
         else:
-            root = Path(path.anchor)
-            rest = str(path).removeprefix(path.anchor).lstrip("/")
-            matching = root.glob(rest) if pattern and rest else ()
-            found = sorted(file for file in matching if _is_meant(file, rest))
+            matching = map(Path, glob(str(path), recursive=True))  # noqa: PTH207 - which would find hidden files, too
+            found = sorted(file for file in matching if file.is_file() or not file.exists())
         if not found:
             kind = "no images in folder" if path.is_dir() else "no image"
             raise ValueError(f"{kind} '{pattern}': give image files, folders or patterns such as 'photos/*.jpg'")

@@ -74,21 +74,15 @@ REFUSED = [
     ({"image_size": 0}, "greater than 0"),
     ({"patch_size": "big"}, "valid integer"),
     ({"dim": 100, "heads": 3}, "dim 100 is not divisible by heads 3: use dim 99 or 102"),
-    (
-        {"dim": 12, "heads": 2, "positions": "rope"},
-        "rotary positions need a head width divisible by 4, not 6 (dim 12 / heads 2): use dim 8 or 16",
-    ),
+    ({"dim": 12, "heads": 2, "positions": "rope"}, "rope positions need dim divisible by 8, not 12: use dim 8 or 16"),
     ({"dim": 2, "heads": 3}, "dim 2 is not divisible by heads 3: use dim 3"),
     (
         {"dim": 6, "heads": 1, "positions": "sincos2d"},
         "sincos2d positions need dim divisible by 4, not 6: use dim 4 or 8",
     ),
     ({"dim": 30, "heads": 3, "positions": "sincos2d"}, "dim divisible by 4, not 30: use dim 24 or 36"),
-    ({"dim": 5, "heads": 1, "positions": "sincos"}, "sincos positions need an even dim, not 5: use dim 4 or 6"),
-    (
-        {"dim": 5, "heads": 1, "positions": "sincos_learned"},
-        "sincos_learned positions need an even dim, not 5: use dim 4 or 6",
-    ),
+    ({"dim": 5, "heads": 1, "positions": "sincos"}, "sincos positions need dim divisible by 2, not 5: use dim 4 or 6"),
+    ({"dim": 5, "heads": 1, "positions": "sincos_learned"}, "sincos_learned positions need dim divisible by 2, not 5"),
     (
         {"norm_after_pool": True, "pool": "cls_mean"},
         "norm_after_pool normalises a vector as wide as a token, and pool cls_mean gives two of them: set "

@@ -160,6 +160,7 @@ def test_what_is_asked_for_wins_over_what_is_chosen(photos):
         ("model.patch_size=8", 8, (1, 2, 1, 2, 2)),
         ("model.patch_size=16", 16, ()),
         ("model.size=nano/8", 8, (1, 2, 1, 2, 2)),
+        ("model.size=nano", 2, (1, 2, 1, 1, 1)),
         ("model.stem_channels=[8,16]", 2, ()),
     ],
 )

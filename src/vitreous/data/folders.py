@@ -157,7 +157,7 @@ def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> 
         if len(alike) == len(within):
             raise ValueError(said)
         log.warning("%s", said)
-    if len(inner) < 2 or len(shared := sorted(set.intersection(*inner.values()))) < 2:
+    if len(inner) < min(2, len(files_of)) or len(shared := sorted(set.intersection(*inner.values()))) < 2:
         return
     splits = {split_in(name) for name in divided}
     if "train" in splits and "" not in splits and len(splits) > 1:
@@ -165,10 +165,10 @@ def _check_classes(root: Path, files_of: dict[Path, list[str]], source: str) -> 
             f"{root}: {', '.join(divided)} hold the same folders, {shorten(shared, 5)}, so they are splits and no "
             "classes: make these train/<class> and test/<class>"
         )
-    log.warning(
-        "%s: %s lie below each of several classes: if they are the classes, move them up, or give a table (.csv)",
-        source, shorten(shared, 10),
-    )  # fmt: skip
+    where, way_out = "each of several classes", "move them up, or give a table (.csv)"
+    if len(files_of) == 1:
+        where, way_out = "its only folder", f"give {next(iter(inner))}"
+    log.warning("%s: %s lie below %s: if they are the classes, %s", source, shorten(shared, 10), where, way_out)
 
 
 def _folders_of(files: list[str], folder: Path) -> set[str]:

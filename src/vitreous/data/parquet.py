@@ -21,6 +21,8 @@ class ParquetImages(Images):
     """Encoded images in a column of parquet files: plain bytes, or a struct with a field `bytes`. root: the set's
     folder."""
 
+    _lock = threading.Lock()  # of the process
+
     def __init__(self, files: Sequence[str | Path], column: str, root: Path):
         import pyarrow.parquet as pq
 
@@ -38,7 +40,7 @@ class ParquetImages(Images):
                     file, largest / 1e9,
                 )  # fmt: skip
         self.starts = np.cumsum(counts)
-        self._held, self._lock = {}, threading.Lock()
+        self._held = {}
         super().__init__(int(self.starts[-1]))
 
     def key(self) -> str:
@@ -110,7 +112,4 @@ class ParquetImages(Images):
         return np.concatenate([self.rows[group == one][: SAMPLE // len(there)] for one in there])
 
     def __getstate__(self):
-        return self.__dict__ | {"_held": {}, "_lock": None}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state | {"_lock": threading.Lock()})
+        return self.__dict__ | {"_held": {}}

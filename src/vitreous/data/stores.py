@@ -267,15 +267,17 @@ class FileImages(Images):
 class DatasetImages(Images):
     """Any dataset with `len` and `dataset[row]` giving (image, label): a picture, an array or a tensor."""
 
+    _lock = threading.RLock()  # of the process: a dataset need not be thread-safe, and may read another one
+
     def __init__(self, dataset):
         super().__init__(len(dataset))
-        self.dataset, self._lock = dataset, threading.Lock()
+        self.dataset = dataset
 
     def key(self) -> None:
         return None
 
     def _image(self, row: int) -> Image.Image | np.ndarray:
-        with self._lock:  # a dataset need not be thread-safe
+        with self._lock:
             image = self.dataset[row][0]
             if isinstance(image, Image.Image):
                 image.load()  # from a file that the dataset may hold open
@@ -292,12 +294,6 @@ class DatasetImages(Images):
 
     def _name(self, row):
         return f"{type(self.dataset).__name__}: row {row}"
-
-    def __getstate__(self):
-        return self.__dict__ | {"_lock": None}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state | {"_lock": threading.Lock()})
 
 
 def even_rows(count: int, most: int) -> np.ndarray:

@@ -70,7 +70,7 @@ def _columns(path: Path) -> dict[str, list[str]]:
     head = text.partition("\n")[0]
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         names, *rows = [row for row in reader if any(row)] or [[]]
     except csv.Error as error:

@@ -198,7 +198,7 @@ def _refuse(bundle: Bundle, library: str, beyond: dict[str, bool]) -> None:
         "convolutional stem": config.patch_embedding == "conv_stem",
         "rotary positions": config.positions == "rope",
         "RMSNorm": config.norm == "rmsnorm",
-        "sequence pooling": config.pool == "attention",
+        "attention pooling": config.pool == "attention",
         "convolution in the MLP": config.mlp_conv,
         "hidden layer in the head": config.head_hidden > 0,
         "level for white (data.white)": bundle.preprocess.white is not None,

@@ -136,19 +136,10 @@ class ViTConfig(BaseModel):
         dim, heads = self.dim, self.heads
         if dim % heads:
             raise ValueError(f"dim {dim} is not divisible by heads {heads}: use dim {_around(dim, heads)}")
-        if self.positions == "rope" and self.head_dim % 4:
-            raise ValueError(
-                f"rotary positions need a head width divisible by 4, not {self.head_dim} (dim {dim} / heads {heads}): "
-                f"use dim {_around(dim, 4 * heads)}"
-            )
-        if self.positions == "sincos2d" and dim % 4:
-            raise ValueError(
-                f"sincos2d positions need dim divisible by 4, not {dim}: use dim {_around(dim, math.lcm(4, heads))}"
-            )
-        if self.positions in ("sincos", "sincos_learned") and dim % 2:
-            raise ValueError(
-                f"{self.positions} positions need an even dim, not {dim}: use dim {_around(dim, math.lcm(2, heads))}"
-            )
+        step = {"rope": 4 * heads, "sincos2d": 4, "sincos": 2, "sincos_learned": 2}.get(self.positions, 1)
+        if dim % step:
+            near = _around(dim, math.lcm(step, heads))
+            raise ValueError(f"{self.positions} positions need dim divisible by {step}, not {dim}: use dim {near}")
         if self.norm_after_pool and self.pool == "cls_mean":
             raise ValueError(
                 "norm_after_pool normalises a vector as wide as a token, and pool cls_mean gives two of them: set "

@@ -228,7 +228,7 @@ def _numbers(values: np.ndarray) -> list[str]:
     """Formatted with just enough decimals to tell them apart."""
     step = abs(values[1] - values[0]) if len(values) > 1 else 1.0
     if 0 < step < 1e-5 or max(abs(values)) >= 1e6:
-        return [f"{v:.1e}".replace("e-0", "e-").replace("e+0", "e") if v else "0" for v in values]
+        return [f"{v:.3g}".replace("e-0", "e-").replace("e+0", "e") for v in values]
     decimals = next(d for d in range(7) if abs(round(step, d) - step) < 1e-9 * max(step, 1))
     return [f"{v:,.{decimals}f}" for v in values]
 

@@ -45,13 +45,8 @@ def figures(runs: Sequence[Finished]) -> Rows:
         return lambda run: figure_text(key, run.figure(split, key))
 
     def interval(split: str) -> Callable[[Finished], str | None]:
-        def text(run: Finished) -> str | None:
-            if run.figure(split, "top1") is None:
-                return None
-            low, high = top1_interval(run.results[split])
-            return f"{low:.2%} to {high:.2%}"
-
-        return text
+        ends = "{:.2%} to {:.2%}"
+        return lambda run: ends.format(*top1_interval(run.results[split])) if run.results.get(split) else None
 
     def cost(key: str, form: str, unit: float = 1) -> Callable[[Finished], str | None]:
         return lambda run: form.format(run.results[key] / unit) if key in run.results else None
@@ -230,14 +225,9 @@ def judged_apart(runs: Sequence[Finished], splits: Sequence[str] = ("test", "val
     """
     for split in splits:
         judged = [run for run in runs if run.figure(split, "top1") is not None]
+        known = [run.answered.get(split, {}).keys() for run in judged if not run.is_cross]
+        judged = [run for run in judged if not run.is_cross or run.answered.get(split, {}).keys() not in known]
         digests = [run.data.get("hash", {}).get(split) for run in judged]
-        images = [run.answered.get(split, {}).keys() for run in judged]
-        whole = [
-            (names, digest) for run, names, digest in zip(judged, images, digests, strict=True) if not run.is_cross
-        ]
-        for i, (run, names) in enumerate(zip(judged, images, strict=True)):
-            if run.is_cross:
-                digests[i] = next((digest for others, digest in whole if digest and others == names), digests[i])
         fitted: dict[tuple, set[str]] = {}
         for run, digest in zip(judged, digests, strict=True):
             if digest is not None:

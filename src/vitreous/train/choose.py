@@ -143,7 +143,7 @@ def recipe_for(data: ImageSet, count: int, overrides: Sequence[str] = ()) -> tup
         return "photos", [f"epochs={epochs}", *(["optim.muon_weight_decay=0.3", CHOOSE_BY_LOSS] if few else [])]
     patch, own_stem = "2" if min(shape[1:]) <= 16 else "4", True
     for key, _, value in (override.partition("=") for override in overrides):
-        if key in ("model.patch_size", "model.size"):
+        if key == "model.patch_size" or (key == "model.size" and "/" in value):
             patch = value.rpartition("/")[2]
         elif key == "model.stem_channels":
             own_stem = False

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.data.check import differs, digest_of_labels, summary
+from vitreous.data.check import digest_of_labels, summary
 from vitreous.data.divide import groups_of
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
-from vitreous.files import read_json, write_csv
+from vitreous.files import write_csv
 from vitreous.metrics import watched
 from vitreous.model import ViT
 from vitreous.prediction import eval_batch_size, split_logits
@@ -298,10 +298,9 @@ class Job:
         """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
-        record = read_json(self.folder / "data.json")
         before, now = content["data"], self.summary["hash"]  # either may lack what is not decoded
         changed = any(before[name] != now[name] for name in before.keys() & now)
-        if changed or content["labels"] != self._labels() or differs(self.data, record, test=False):
+        if changed or content["labels"] != self._labels():
             way_out = "resume with the same images and version of Pillow"
             raise ValueError(f"the data is not what {self.folder} was trained on: {way_out}")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
