@@ -86,9 +86,9 @@ def others(results: dict[str, dict]) -> str:
     ]
     ratios = [ratio for name in PEERS for ratio in lead(results[name]).values()]
     return (
-        f"{'; '.join(small)}. On CPUs Vitreous trains the same model {between(ratios, '{:.2f}')} times as fast as timm, "
-        "torchvision, transformers, vit-pytorch and a textbook's code, depending on model and processor ([measured]"
-        "(docs/measurements.md#training-and-inference-beside-other-libraries), some with an older version)."
+        f"{'; '.join(small)}. On CPUs Vitreous trains the same model {between(ratios, '{:.2f}')} times as fast as "
+        "timm, torchvision, transformers, vit-pytorch and a textbook's code, depending on model and processor "
+        "([measured](docs/measurements.md#training-and-inference-beside-other-libraries), some with an older version)."
     )
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import struct
 from fractions import Fraction
 
 import numpy as np
@@ -212,6 +213,31 @@ def test_a_tiff_whose_white_is_zero_is_read_as_it_looks(kind, peak, orientation)
         Image.open(stored)
     )
     assert seen.ravel().tolist() == [204, 153, 0]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_tiff_of_16_bit_planes_which_pillow_misreads_is_refused(bits):
+    """Three planes of one row, each a strip of its own, one after the other, and the tags that say so."""
+    planes = (np.array([[0, 1, 2], [250, 251, 252], [100, 101, 102]]) << (bits - 8)).astype(f"<u{bits // 8}")
+    strip = 3 * bits // 8
+    tags = {256: 3, 257: 1, 258: (bits, bits, bits), 259: 1, 262: 2, 273: (8, 8 + strip, 8 + 2 * strip), 277: 3,
+            278: 1, 279: (strip, strip, strip), 284: 2}  # fmt: skip
+    stored = b"II*\0" + struct.pack("<I", 8 + 4 * strip) + planes.tobytes().ljust(4 * strip, b"\0")
+    lists = len(stored) + 2 + 12 * len(tags) + 4  # where values of several numbers begin
+    entries, behind = b"", b""
+    for tag, value in tags.items():
+        if isinstance(value, tuple):
+            entries += struct.pack("<HHII", tag, 3, 3, lists + len(behind))
+            behind += struct.pack("<3H", *value)
+        else:
+            entries += struct.pack("<HHIHH", tag, 3, 1, value, 0)
+    image = Image.open(io.BytesIO(stored + struct.pack("<H", len(tags)) + entries + bytes(4) + behind))
+    whole = Preprocess(image_size=(1, 3), mean=(0.5,) * 3, std=(0.5,) * 3)
+    if bits == 8:
+        assert whole.fit_image(image)[:, 0].tolist() == planes.tolist()
+    else:
+        with pytest.raises(ValueError, match=r"16-bit planes, which Pillow misreads: save its channels interleaved$"):
+            whole.fit_image(image)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from tiny import csv_rows, stripes, tiny_bundle
+from tiny import UNREADABLE, csv_rows, stripes, tiny_bundle
 
 from vitreous import __version__, extras, serve
 from vitreous.explain import explain
@@ -33,7 +33,6 @@ from vitreous.serve import MOST, AnswerLog, Service, listen
 
 CLASSES = ("ant", "<bee> & co", "cat")
 CURLS = "application/x-www-form-urlencoded"  # what curl says of any bytes
-UNKNOWN = "the image: not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture"
 
 
 def encoded(count):
@@ -125,16 +124,16 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
 @pytest.mark.parametrize(
     ("path", "content", "status", "said"),
     [
-        ("/predict", b"no image", 400, UNKNOWN),
-        ("/predict", b"", 400, UNKNOWN),
-        ("/predict", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 400, UNKNOWN),
+        ("/predict", b"no image", 400, f"the image: {UNREADABLE}"),
+        ("/predict", b"", 400, f"the image: {UNREADABLE}"),
+        ("/predict", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 400, f"the image: {UNREADABLE}"),
         ("/predict?top=0", b"", 400, "top is '0': give a number from 1"),
         ("/predict?top=" + 5000 * "1", b"", 400, f"top is '{20 * '1'}': give a number from 1"),
         ("/predict?top=" + 5000 * "0" + "1", b"", 400, f"top is '{20 * '0'}': give a number from 1"),
         ("/predict?top=two", b"", 400, "top is 'two': give a number from 1"),
         ("/predict", iter([b"parts"]), 411, "the request does not say its length: send Content-Length"),
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
-        ("/predict", b"x" * 100, 400, UNKNOWN),
+        ("/predict", b"x" * 100, 400, f"the image: {UNREADABLE}"),
         ("/elsewhere", b"", 404, "Not Found"),
         ("/predict/", b"", 404, "Not Found"),
         ("/model", b"", 405, "Method Not Allowed"),

@@ -163,6 +163,7 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
     white: the level that is white in one of more than 8 bits, as `Preprocess` has it.
     """
     image.load()
+    _check_planes(image)
     tag = ExifTags.Base.PhotometricInterpretation
     negative = image.format == "TIFF" and image.tag_v2.get(tag) == 0  # white is 0: Pillow inverts 8 bits alone
     if (turn := UPRIGHT.get(orientation(image))) is not None:
@@ -178,6 +179,16 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
     if image.mode not in ("1", "L"):
         image = image.convert("RGB")
     return image.convert(mode)
+
+
+def _check_planes(image: Image.Image) -> None:
+    """Raises ValueError for a TIFF of uncompressed 16-bit color planes: Pillow 13 reads noise from it, silently."""
+    tags = getattr(image, "tag_v2", {})
+    planes, compression, bits = (
+        tags.get(getattr(ExifTags.Base, tag)) for tag in ("PlanarConfiguration", "Compression", "BitsPerSample")
+    )
+    if (planes, compression) == (2, 1) and bits and len(bits) > 1 and max(bits) > 8:
+        raise ValueError("a TIFF of uncompressed 16-bit planes, which Pillow misreads: save its channels interleaved")
 
 
 def orientation(image: Image.Image) -> int:

@@ -222,6 +222,12 @@ def test_classes_that_lie_a_folder_too_deep_are_said(tmp_path, caplog):
     assert load(tmp_path / "digits").class_names == ("0", "1", "2")
     assert len(caplog.messages) == 1 and "digits: 1, 2 lie below each of several classes" in caplog.text
     caplog.clear()
+    write_folder(tmp_path / "twice", {f"twice/{name}": 1 for name in ("rose", "tulip")})
+    assert load(tmp_path / "twice").class_names == ("twice",)
+    assert caplog.messages[0].endswith(
+        f"rose, tulip lie below its only folder: if they are the classes, give {tmp_path / 'twice/twice'}"
+    )
+    caplog.clear()
     write_folder(tmp_path / "animals", {"cat/manx": 1, "cat/indoors": 1, "dog/indoors": 1, "dog/collie": 1})
     assert load(tmp_path / "animals").class_names == ("cat", "dog") and not caplog.messages
 
@@ -734,11 +740,13 @@ def test_several_sets_in_one_folder_are_told_apart(tmp_path):
     columns = {"image": hub_images(pixels(2)), "label": [0, 1]}
     for name in ("big", "small"):
         write_parquet(tmp_path / name / "train.parquet", columns)
-    with pytest.raises(ValueError, match=r"holds several sets: give one of these folders: .*big.*small"):
+    with pytest.raises(
+        ValueError, match=r"holds several sets, in .*big, .*small: give the folder of one, with all its splits$"
+    ):
         load(tmp_path)
     assert len(load(tmp_path / "big").train) == 2
     files = [(tmp_path / name / "train.parquet").relative_to(tmp_path) for name in ("big", "small")]
-    with pytest.raises(ValueError, match=r"^hf:a/b holds several sets: .*: hf:a/b/big, hf:a/b/small$"):
+    with pytest.raises(ValueError, match=r"^hf:a/b holds several sets, in hf:a/b/big, hf:a/b/small: give"):
         shards.read_parquet(tmp_path, files, "b", "hf:a/b")
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -418,6 +419,8 @@ def test_a_cross_validation_and_an_evaluation_of_its_images_are_compared(vitreou
     assert judged_apart([cv, same]) == judged_apart([same, cv]) == judged_apart([same, cv, same]) == ""
     assert apart == judged_apart([other, cv]) and apart.startswith("They were not judged on the same test images")
     assert judged_apart([same, other, cv]).startswith("Not all were judged on the same test images")
+    smaller = {"recipe": same.recipe | {"model.image_size": "9"}, "data": same.data | {"hash": {"test": "at 9 px"}}}
+    assert {judged_apart(runs) for runs in itertools.permutations([cv, same, replace(same, **smaller)])} == {""}
     edited = replace(same, data=same.data | {"hash": {"test": "of other pixels in files of these names"}})
     assert judged_apart([same, edited, cv]).startswith("Not all were judged on the same test images")
     assert against(cv, other, "test") is against(other, cv, "test") is None

@@ -39,7 +39,9 @@ def read_folder(root: Path, name: str, source: str) -> ImageSet:
             log.warning("%s: beside train, these folders are left out: %s", source, ", ".join(ignored))
     elif inside and len(named) == len(inside):
         _check_no_arrow(root)
-        raise ValueError(f"{root} has {', '.join(inside)} but no train/<class> folders: add them")
+        raise ValueError(
+            f"{root} has {', '.join(inside)} but no train/<class> folders: add them, or give a table (.csv)"
+        )
     else:
         for key in classes_too:
             log.warning("%s: %s holds images, not class folders, so it is taken for a class of this name", source, key)

@@ -314,6 +314,7 @@ def _dataset_labels(name: str, dataset) -> np.ndarray:
 
 def _integers(name: str, labels) -> np.ndarray:
     labels = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    labels = labels[:, 0] if labels.shape[1:] == (1,) else labels  # as Keras and MedMNIST give them
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         names = "; np.unique(labels, return_inverse=True) makes class_names and integers of names"
         way_out = f"give one integer an image{names if labels.dtype.kind in 'OUS' else ''}"

@@ -99,7 +99,9 @@ def _files_by_split(root: Path, files: list[Path], source: str) -> dict[str, lis
     for split in ("train", *of_split):
         folders = sorted({str(at / file.parent.relative_to(root)) for file in of_split[split]})
         if len(folders) > 1 and split == "train":
-            raise ValueError(f"{source} holds several sets: give one of these folders: {', '.join(folders)}")
+            raise ValueError(
+                f"{source} holds several sets, in {', '.join(folders)}: give the folder of one, with all its splits"
+            )
         if len(folders) > 1:
             raise ValueError(
                 f"{source} holds {split} files in several folders, {', '.join(folders)}: keep those of one, or give a "

@@ -117,14 +117,17 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
                 called.setdefault(key, []).append(file)
     if names.issuperset(values) and names.isdisjoint(called):
         raise ValueError(
-            f"{path}: no '{image}' is found, such as {values[0]}: write paths from {root}, or bare names of files "
-            "anywhere below it"
+            f"{path}: no '{image}' is found, such as {values[0]}: write paths from {root}, with /, or bare names of "
+            "files anywhere below it"
         )
     for value in values:
         if value in names and len(several := called.get(value, [])) > 1:
             called[value] = several = [file for file in several if not _is_explanation(file)] or several
             if len(several) > 1:
-                raise ValueError(f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path")
+                raise ValueError(
+                    f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path, or move the "
+                    "table into the folder of its images"
+                )
     return [called[value][0] if value in names and value in called else str(root / value) for value in values]
 
 

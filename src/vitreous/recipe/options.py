@@ -86,8 +86,9 @@ class DataOptions(Section):
     """Images that belong together, as those of one patient or one burst do, and are held out together: a column of a
     table or of parquet files, in which they have the same value; or a regular expression that finds the same text in
     their paths below the data's folder (its first group, where it has one). `([^/]+)_\\d+\\.jpg$` finds cat in
-    cat_7.jpg. For validation one of round(1 / `val_fraction`) parts of equal size is held out, and a group more for
-    each class that it lacks; a class of one group is only trained on. Intervals of what is judged go by groups, too."""
+    cat_7.jpg. For validation one of round(1 / `val_fraction`) parts of equal size is held out (at most half), and a
+    group more for each class that it lacks; a class of one group is only trained on. Intervals of what is judged go by
+    groups, too."""
     fit: Literal["crop", "squash"] = "crop"
     """Images of another shape: cut to the centre after resizing the shorter side, or squashed."""
     oversize: Annotated[float, Field(ge=1, le=8)] = 1.0
