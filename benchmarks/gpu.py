@@ -150,10 +150,7 @@ def throughput(options: argparse.Namespace) -> None:
         write_json(file, results)
         shutil.copyfile(file, options.out / file.name)
 
-    if "product_tflops" not in results:
-        product = product_rate(device, precision, 256 if options.toy else 8192)
-        results |= {"precision": precision, "product_tflops": product}
-        keep()
+    results.setdefault("precision", precision)
     profile = options.out / "profile.txt"
     loop = functools.partial(time_loop, recipe, 4 * batch if options.toy else 100 * batch, device, profile)
     stages = functools.partial(time_stages, recipe, batch, effort, device)
@@ -168,18 +165,10 @@ def throughput(options: argparse.Namespace) -> None:
         keep()
     for name, config, size in (("recipe", recipe.model, batch), ("B/16", large, large_batch), ("small", small, batch)):
         done = [row["form"] for row in results["models"] if row["name"] == name]
-        for row in time_models(name, config, size, effort, results, done, options):
+        for row in time_models(name, config, size, effort, results["precision"], done, options):
             results["models"].append(row)
             keep()
     keep()
-
-
-def product_rate(device: torch.device, precision: str, side: int) -> float:
-    """TFLOP/s of a product of two square matrices of random numbers: the median of ten rounds."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    seconds = interleaved({"product": lambda: a @ b}, device, rounds=10, calls=10)["product"]["median"]
-    return 2 * side**3 / seconds / 1e12
 
 
 def forward_flops(make: Callable[[ViTConfig], nn.Module], config: ViTConfig) -> int:
@@ -194,16 +183,16 @@ def time_models(
     config: ViTConfig,
     batch: int,
     effort: tuple[int, int],
-    results: dict[str, Any],
+    precision: str,
     done: list[str],
     options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
     """Training and inference of one architecture: ours and, of a plain ViT, timm's, as they are and compiled; ours with
     CUDA graphs, too.
 
-    effort: rounds, and calls in each. results: with the rate of a plain product. done: the forms that are left out.
+    effort: rounds, and calls in each. done: the forms that are left out.
     """
-    device, precision, product = options.device, results["precision"], results["product_tflops"]
+    device = options.device
     forget_compiled(device)
     images = torch.randn(batch, config.channels, *config.image_size, device=device)
     forms = {"ours, compiled": True, "timm, compiled": True, "ours": False, "timm": False}
@@ -234,10 +223,8 @@ def time_models(
             print(f"{name} {form} is left out: {type(error).__name__}: {first_line(error)}")
             continue
         row["tflops"] = row["training_images_per_second"] * 3 * work / 1e12  # backward: twice the forward
-        row["share_of_product"] = row["tflops"] / product
         print(
-            f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s, "
-            f"{row['share_of_product']:.1%} of a plain product; "
+            f"{name} {form}: training {row['training_images_per_second']:,.0f} images/s, {row['tflops']:.1f} TFLOP/s; "
             f"inference {row['inference_images_per_second']:,.0f} images/s; first step {row['first_step']:.1f} s"
         )
         yield row

@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from measure import RESULTS, interleaved, machine, save
 from rich.console import Console
-from rich.table import Table
 
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.stores import ArrayImages
@@ -153,33 +152,13 @@ def main() -> None:
         "epoch by images": slope(by_images, "images", lambda row: row["seconds"]),
         "memory by images": slope(by_images, "images", lambda row: row["bytes"]),
     }
-    show(by_model, by_tokens, by_images, exponents)
+    results = {"models": by_model, "tokens": by_tokens, "images": by_images, "exponents": exponents}
+    from tables import scaling_tables  # not at the top, as each epoch's process would import it, too
+
+    print(scaling_tables(results))
     if not quick:
-        results = {"machine": machine(device), "rounds": {"steps": rounds, "epochs": 3}, "exponents": exponents}
-        save(RESULTS / "scaling.json", results | {"models": by_model, "tokens": by_tokens, "images": by_images})
-
-
-def show(by_model: list[dict], by_tokens: list[dict], by_images: list[dict], exponents: dict[str, float]) -> None:
-    """Print three tables, with the exponents in their titles."""
-    console = Console()
-    for key, rows in (("parameters", by_model), ("tokens", by_tokens)):
-        table = Table(title=f"a training step grows with {key} ^ {exponents[f'step by {key}']:.2f}")
-        table.add_column("model")
-        for header in ("parameters", "tokens", "ms a step", "ms an image"):
-            table.add_column(header, justify="right")
-        for row in rows:
-            milliseconds = 1e3 * row["seconds"]["median"]
-            cells = f"{row['parameters']:,}", f"{row['tokens']:,}", f"{milliseconds:.1f}"
-            table.add_row(row["size"], *cells, f"{milliseconds / row['batch']:.2f}")
-        console.print(table)
-    time_exponent, memory_exponent = exponents["epoch by images"], exponents["memory by images"]
-    table = Table(title=f"an epoch grows with images ^ {time_exponent:.2f}, memory with images ^ {memory_exponent:.2f}")
-    for header in ("images", "seconds an epoch", "images/s", "peak memory, MB"):
-        table.add_column(header, justify="right")
-    for row in by_images:
-        rate = row["images"] / row["seconds"]
-        table.add_row(f"{row['images']:,}", f"{row['seconds']:.2f}", f"{rate:,.0f}", f"{row['bytes'] / 1e6:,.0f}")
-    console.print(table)
+        about = {"machine": machine(device), "rounds": {"steps": rounds, "epochs": 3}}
+        save(RESULTS / "scaling.json", about | results)
 
 
 if __name__ == "__main__":

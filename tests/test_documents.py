@@ -22,7 +22,7 @@ from vitreous.cli import app
 from vitreous.export import graphs
 from vitreous.model.attention import products_are_faster
 from vitreous.model.linear import convolution_is_faster
-from vitreous.recipe import RECIPES, recipe_names
+from vitreous.recipe import RECIPES, Recipe, keys, read_recipe, recipe_names
 from vitreous.weights import Bundle
 
 ROOT = Path(__file__).parent.parent
@@ -88,10 +88,19 @@ def test_links_lead_somewhere(path):
 def test_commands_are_those_that_there_are(path):
     commands = get_command(app).commands
     shown = "\n".join(re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL))
-    shown = shown.replace("`", "").replace("$s", "0")
+    shown = shown.replace("`", "").replace("$s", "0").replace("$pool", "mean")
     for line in re.findall(r"\bvitreous ([a-z].*)", shown):
         name, *arguments = shlex.split(re.split(r"[;)]| > ", line)[0], comments=True)
-        commands[name].make_context(name, arguments)  # as typer reads it, without doing it
+        given = commands[name].make_context(name, arguments).params  # as typer reads it, without doing it
+        if name == "train":
+            words = [word for word in (given["data"], *(given["overrides"] or ())) if word and "=" in word]
+            read_recipe(Recipe(epochs=1), words)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_settings_are_those_that_there_are(path):
+    named = re.findall(r"\b((?:augment|data|distill|model|optim|start)\.[a-z]\w*)=", path.read_text())
+    assert set(named) <= set(keys())
 
 
 @pytest.mark.parametrize("path", [tables.README, tables.MEASUREMENTS], ids=lambda path: path.name)

@@ -397,6 +397,24 @@ def test_one_answer_of_few_images_may_be_lost_by_rounding_and_no_more(run, tmp_p
             export_run(run, "int8", out=tmp_path / "x")
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_of_many_images_half_a_percent_may_be_lost_by_rounding(tmp_path, monkeypatch, lost):
+    bundle = tiny_bundle()
+    first = find_inputs("nowhere", bundle, 242, 242).pixels[:lost]  # of 242 of noise
+
+    def answer(pixels):
+        turned = torch.stack([(pixels == one).flatten(1).all(dim=1) for one in first]).any(dim=0)
+        return torch.where(turned[:, None], -logits(bundle, pixels), logits(bundle, pixels))
+
+    monkeypatch.setitem(deploy.GRAPHS, "int8", lambda *_: answer)
+    monkeypatch.setattr(deploy, "need", lambda *_: None)
+    if lost == 1:
+        assert export_run(bundle, "int8", out=tmp_path / "x")[1]["tolerance"] == 0.005
+    else:
+        with pytest.raises(ValueError, match=r"the share of other answers is 0\.83% on .*, beyond 0\.50%; name more"):
+            export_run(bundle, "int8", out=tmp_path / "x")
+
+
 def test_no_option_is_named_that_would_not_help(run, tmp_path, monkeypatch):
     monkeypatch.setitem(deploy.GRAPHS, "pt2", lambda bundle, *_: lambda pixels: logits(bundle, pixels) * math.nan)
     with pytest.raises(ValueError, match=r"logits differ by nan on .*, beyond 0\.0001$"):
@@ -1058,16 +1076,17 @@ def test_weights_of_others_are_exported_by_their_own_name(vitreous, tmp_path, mo
     assert torch.equal(*(logits(bundle, noise(bundle, 3)) for bundle in both))
 
 
-def test_nothing_is_fetched_for_a_format_that_there_is_not(vitreous, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("export hf:owner/name coreml", "unknown format 'coreml': use onnx, "),
+        ("walk hf:owner/name cat.jpg --out cat.jpg", "cat.jpg does not end in .html"),
+    ],
+)
+def test_nothing_is_fetched_for_what_will_be_refused(vitreous, monkeypatch, command, said):
     monkeypatch.setattr("vitreous.weights.load.load_weights", lambda *_, **__: pytest.fail("fetched"))
-    code, _, err = vitreous("export", "hf:owner/name", "coreml")
-    assert code == 2 and err.startswith("vitreous: unknown format 'coreml': use onnx, ")
-
-
-def test_nothing_is_fetched_for_a_page_that_would_take_the_place_of_a_picture(vitreous, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.weights.load.load_weights", lambda *_, **__: pytest.fail("fetched"))
-    code, _, err = vitreous("walk", "hf:owner/name", "cat.jpg", "--out", tmp_path / "cat.jpg")
-    assert code == 2 and "does not end in .html" in err
+    code, _, err = vitreous(*command.split())
+    assert code == 2 and err.startswith(f"vitreous: {said}")
 
 
 def test_a_bundle_without_a_folder_is_exported_to_one_that_is_named(tmp_path):

@@ -67,11 +67,9 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
     part("throughput", "--peak", "1", refuse=True)
     assert json.loads(record.read_text())["models"][0]["mfu"] == pytest.approx(mfu / 2)
     content["models"] = [row for row in content["models"] if row["name"] != "small"]
-    content["product_tflops"] = 123.0
     record.write_text(json.dumps(content))
     part("throughput", "--peak", "0.5", refuse=True)
     again = json.loads((out / "throughput.json").read_text())
-    assert again["product_tflops"] == 123.0
     assert [row for row in again["models"] if row["name"] != "small"] == content["models"]
     assert next(row["form"] for row in again["models"] if row["name"] == "small") == "ours"
 
@@ -86,7 +84,7 @@ def test_throughput_of_another_machine_is_not_mixed_in(part, tmp_path):
 def test_throughput_begins_nothing_after_its_time(part):
     content = json.loads((part("throughput", "--minutes", "0", refuse=True) / "throughput.json").read_text())
     assert content["models"] == []
-    assert content.keys() == {"machine", "models", "peak_tflops", "precision", "product_tflops"}
+    assert content.keys() == {"machine", "models", "peak_tflops", "precision"}
 
 
 def test_toys_lie_where_no_real_run_finds_them(tmp_path, monkeypatch):

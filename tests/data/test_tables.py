@@ -105,6 +105,8 @@ def test_a_path_goes_before_the_same_name_elsewhere(photos):
         ("file,x,label", "label"),
         ("file,label,category", "label"),
         ("file,category,label", "label"),
+        ("file,x,class", "class"),
+        ("file,x,category", "category"),
         (",file,y", "y"),
         ("Unnamed: 0,file,y", "y"),
     ],
@@ -248,6 +250,8 @@ def test_a_table_that_is_not_utf8_says_so(photos):
         ("mask_path,image_path,label", "all/003.png,all/{i:03}.png,{c}"),
         ("row,Image_ID,label", "{j:03},{i:03}.png,{c}"),
         ("label,id", "{c},{i:03}"),
+        ("path,label", "all/{i:03}.png,{c}"),
+        ("image,label", "{i:03},{c}"),
         ("id,file,label", "{j:03},{i:03},{c}"),
     ],
 )

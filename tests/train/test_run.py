@@ -1850,31 +1850,22 @@ def test_the_surest_mistakes_are_drawn_with_their_class_and_the_answer(trained, 
     np.testing.assert_allclose(images, data.test.images.array[[int(row["row"]) for row in rows]] / 255, atol=1e-6)
 
 
-def test_a_plot_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("module", "name", "file"),
+    [(plots, "learning_curves", "plots/learning_curves.png"), (report, "train_report", "report.html")],
+)
+def test_a_picture_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog, module, name, file):
     def fail(*_, **__):
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(pictures, "learning_curves", fail)
+    monkeypatch.setattr(module, name, fail)
     with caplog.at_level(logging.WARNING):
         run = trained(tiny_recipe(), tiny_set())
     failed = [r.message for r in caplog.records if "chosen by 12 validation images" not in r.message]
-    assert failed == [f"could not write {run.folder}/plots/learning_curves.png: no ink"]
+    assert failed == [f"could not write {run.folder}/{file}: no ink"] and not (run.folder / file).exists()
     assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
     assert (run.folder / "plots" / "confusion_test.png").exists()
     assert "WARNING could not write" in (run.folder / "train.log").read_text()
-
-
-def test_a_report_that_fails_warns_and_loses_nothing(trained, pictures, monkeypatch, caplog):
-    def fail(*_):
-        raise RuntimeError("no paper")
-
-    monkeypatch.setattr(report, "train_report", fail)
-    with caplog.at_level(logging.WARNING):
-        run = trained(tiny_recipe(), tiny_set())
-    failed = [r.message for r in caplog.records if "chosen by 12 validation images" not in r.message]
-    assert failed == [f"could not write {run.folder}/report.html: no paper"]
-    assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
-    assert not (run.folder / "report.html").exists()
 
 
 # --- how sure it is ---
