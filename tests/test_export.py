@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_onnx_answers_as_the_model_for_every_batch(run, onnx_folder):
         expected = logits(bundle, pixels).numpy()
         assert np.abs(found - expected).max() < 1e-4 and expected.std() > 0.1
         assert (found.argmax(1) == expected.argmax(1)).all()
+
+
+@pytest.mark.parametrize("form", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_a_graph_names_no_folder_of_this_machine(tmp_path, form):
+    deploy.GRAPHS[form](tiny_bundle(), tmp_path, False)
+    (file,) = tmp_path.iterdir()
+    place = str(Path(graphs.__file__).parents[2]).encode()
+    parts = [file.read_bytes()] if form == "onnx" else map(ZipFile(file).read, ZipFile(file).namelist())
+    assert not any(place in part for part in parts)
 
 
 @needs_onnx
@@ -318,7 +328,7 @@ def test_weights_that_protobuf_cannot_hold_lie_beside_the_graph(tmp_path, monkey
     import onnx
     import onnxruntime
 
-    monkeypatch.setattr(graphs, "PROTOBUF_LIMIT", 0)
+    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
     bundle = tiny_bundle(dim=64)
     bundle.save(tmp_path / "model")
     folder, _ = export_run(tmp_path / "model", form, out=tmp_path / form, tolerance=1)
@@ -665,6 +675,7 @@ def test_a_layout_of_others_is_the_same_function_in_other_words(tmp_path, write,
         (write_huggingface, {"pool": "mean"}, "no mean pooling"),
         (write_huggingface, {"layer_scale": 0.1, "registers": 1}, "no LayerScale, no registers"),
         (write_huggingface, {"pool": "cls_mean", "mlp_ratio": 2.5}, "no MLP 2.5 times as wide as a token"),
+        (write_huggingface, {"pool": "cls_mean", "image_size": (8, 12)}, "no rectangular images with class token and"),
         (write_timm, {"norm_eps": 1e-5}, "no LayerNorm with an epsilon of 1e-05"),
         (write_timm, {"pool": "cls_mean"}, "no head that reads the class token and the mean"),
         (write_timm, {"head_hidden": 4}, "no hidden layer in the head"),

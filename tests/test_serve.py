@@ -181,7 +181,7 @@ def test_a_form_without_a_readable_file_is_refused(client):
     assert answer.status_code == 400 and "the form is not in its charset: send it as UTF-8" in answer.text
 
 
-def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(client, monkeypatch):
+def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(bundle, monkeypatch):
     begun, go, predict = Event(), Event(), serve.predict
 
     def held(*args, **options):
@@ -189,8 +189,9 @@ def test_more_requests_than_may_wait_are_turned_away_and_later_ones_answered(cli
         assert go.wait(60)
         return predict(*args, **options)
 
-    monkeypatch.setattr(serve, "predict", held)
     monkeypatch.setattr(serve, "AT_ONCE", 1)
+    client = TestClient(Service(bundle, name="x", device="cpu").app)
+    monkeypatch.setattr(serve, "predict", held)
     (image,) = encoded(1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: client.post("/predict", content=image))

@@ -10,9 +10,10 @@ from vitreous.data.sources import HUB, NAMED
 from vitreous.files import read_csv, read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, read_recipe
-from vitreous.weights.bundle import WEIGHTS, Bundle, read_config
+from vitreous.weights.bundle import WEIGHTS, Bundle, is_shipped, read_config
 
 CARD = "README.md"
+ELSEWHERE = "path/to/"  # stands for the folder of weights that are not public
 LIBRARY = "vitreous"  # in a card on the Hub, by which `push` knows it again
 # the rest is specific to one machine
 ENVIRONMENT = ("python", "packages", "processor", "threads", "device", "precision", "processes")
@@ -66,7 +67,8 @@ def write_shared(run: Path, folder: Path, results: dict[str, Any], *, repo: str 
         data["source"] = data["name"]
     for section, key, facts in (("start", "weights", "start"), ("distill", "teacher", "teacher")):
         if place := getattr(getattr(recipe, section), key):
-            place = Path(place).name if Path(place).is_absolute() else place
+            if not place.startswith("hf:"):  # others may have a shipped model, but no folder of this machine
+                place = f"{'' if is_shipped(place) else ELSEWHERE}{Path(place).name}"
             recipe = recipe.with_options(section, **{key: place})
             results = results | {facts: results[facts] | {"weights": place}}
     replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))
@@ -124,10 +126,10 @@ def card(folder: Path, repo: str | None = None) -> str:
     judge += "  # fetches the images once" if (source or "").partition(":")[0] in HUB else ""
     slower = " (in its time limit a slower machine makes fewer passes)" if recipe.time_limit else ""
     again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
-    if (weights := recipe.start.weights) and not weights.startswith("hf:"):
-        again += f" --from path/to/{weights}" + (f" --arch {arch}" if (arch := recipe.start.arch) else "")
-    if (teacher := recipe.distill.teacher) and not teacher.startswith("hf:"):
-        again += f" distill.teacher=path/to/{teacher}"
+    if (weights := recipe.start.weights) and weights.startswith(ELSEWHERE):
+        again += f" --from {weights}" + (f" --arch {arch}" if (arch := recipe.start.arch) else "")
+    if (teacher := recipe.distill.teacher) and teacher.startswith(ELSEWHERE):
+        again += f" distill.teacher={teacher}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
 A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe, results)} on \

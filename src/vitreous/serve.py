@@ -87,7 +87,7 @@ class Service:
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a missing device is reported now
         self._alone = Lock()  # because explaining puts the model into evaluation mode, and back
-        self._inside = 0
+        self._places = asyncio.Semaphore(AT_ONCE)
         routes = [
             Route("/", self._ask_page, methods=["GET", "POST"]),
             Route("/predict", self._post_image, methods=["POST"]),
@@ -101,7 +101,7 @@ class Service:
         if request.method != "POST":
             return self._page(request)
         _check_length(request)
-        with self._room():
+        async with self._room():
             images = []
             if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
                 try:
@@ -122,7 +122,7 @@ class Service:
         top = request.query_params.get("top", "5")
         if not top.isdecimal() or len(top) > 9 or not int(top):
             raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
-        with self._room():
+        async with self._room():
             async with _in_time():
                 image = await request.body()
             return await run_in_threadpool(self._answer, request, image, int(top))
@@ -140,16 +140,11 @@ class Service:
         }
         return JSONResponse(about)
 
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Entered before the body of a request is read. Raises HTTPException where too many are inside."""
-        if self._inside >= AT_ONCE:
+    def _room(self) -> asyncio.Semaphore:
+        """To be entered before the body of a request is read. Raises HTTPException where too many are inside."""
+        if self._places.locked():
             raise HTTPException(503, f"{AT_ONCE} requests are waiting: ask again in a second", {"Retry-After": "1"})
-        self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
+        return self._places
 
     @contextmanager
     def _turn(self, request: Request, image: bytes) -> Iterator[None]:

@@ -188,7 +188,7 @@ def test_colouring_changes_no_letter_of_the_code():
     text = colored(source)
     assert html.unescape(re.sub(r"</?[biu]>", "", text)) == source
     marked = colored('def f(x):  # why\n    return "<"\n')
-    assert marked == "<b>def</b> f(x):  <i># why</i>\n    <b>return</b> <u>&quot;&lt;&quot;</u>\n"
+    assert marked == '<b>def</b> f(x):  <i># why</i>\n    <b>return</b> <u>"&lt;"</u>\n'
 
 
 def test_short_code_is_open_and_long_code_waits_for_a_click():

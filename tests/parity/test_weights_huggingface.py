@@ -170,7 +170,7 @@ def test_a_model_without_head_needs_a_number_of_classes_and_gives_its_features(
 def test_positions_are_resampled_as_dinov2_with_registers_does(tmp_path, size):
     theirs = made(tmp_path, *KINDS["dinov2, registers"])
     bundle, report = load_weights(tmp_path, image_size=size)
-    assert report.resampled == ((4, 4), (size[0] // 8, size[1] // 8))
+    assert report.grids == ((4, 4), (size[0] // 8, size[1] // 8))
     images = images_for(bundle)
     expected = outputs(theirs, blocks_of(theirs), images)
     assert max(differences(bundle.model, expected, images)) < TOLERANCE
@@ -285,7 +285,7 @@ def test_the_image_size_is_that_of_the_preprocessing(tmp_path):
     write_preprocessing(tmp_path, processor)
     bundle, report = load_weights(tmp_path)
     assert bundle.model.config.image_size == bundle.preprocess.image_size == (16, 16)
-    assert report.resampled == ((4, 4), (2, 2))
+    assert report.grids == ((4, 4), (2, 2))
 
 
 @pytest.mark.parametrize(

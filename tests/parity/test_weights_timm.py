@@ -71,7 +71,7 @@ def test_positions_are_resampled_as_timm_does(tmp_path, kind, size):
     theirs = timm.create_model("vit_tiny_patch16_224", **(SMALL | KINDS[kind] | {"img_size": size})).eval()
     theirs.load_state_dict(timm.models.vision_transformer.checkpoint_filter_fn(smaller.state_dict(), theirs))
     bundle, report = load_weights(tmp_path, image_size=size)
-    assert report.resampled == ((4, 4), (size[0] // 8, size[1] // 8)) and bundle.preprocess.image_size == size
+    assert report.grids == ((4, 4), (size[0] // 8, size[1] // 8)) and bundle.preprocess.image_size == size
     images = images_for(theirs)
     assert max(differences(bundle.model, outputs(theirs, theirs.blocks, images), images)) < TOLERANCE
 

@@ -246,6 +246,11 @@ def test_a_probe_learns_a_head_and_leaves_the_rest(started, source, tmp_path):
     (run.folder / "recipe.yaml").write_text(recipe.replace("arch: null", "arch: vit_b_16"))
     write_shared(run.folder, tmp_path / "again", run.results)
     assert "--from path/to/source --arch vit_b_16\n" in (tmp_path / "again" / "README.md").read_text()
+    assert read_recipe(tmp_path / "again" / "recipe.yaml").start.weights == "path/to/source"
+    (run.folder / "recipe.yaml").write_text(recipe.replace(str(source), "mnist"))  # which ships, unlike a run/mnist
+    write_shared(run.folder, tmp_path / "shipped", run.results)
+    assert read_recipe(tmp_path / "shipped" / "recipe.yaml").start.weights == "mnist"
+    assert "--from" not in (tmp_path / "shipped" / "README.md").read_text()
     assert float(row["val_loss"]) == pytest.approx(run.results["val"]["loss"], abs=1e-5)
     assert float(row["train_top1"]) > 0.6 and "learning_rate" not in row
 

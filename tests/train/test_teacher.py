@@ -134,7 +134,7 @@ def test_the_teacher_stays_as_it_is_and_is_recorded(taught, tmp_path):
     write_shared(run.folder, tmp_path / "shared", run.results)
     text = card(tmp_path / "shared")
     assert "trained from scratch and taught by teacher on 36 of its images.\n" in text
-    assert "- distill: teacher teacher\n" in text and "distill.teacher=path/to/teacher\n" in text
+    assert "- distill: teacher path/to/teacher\n" in text and "distill.teacher=path/to/teacher\n" in text
     texts = [file.read_text() for file in (tmp_path / "shared").iterdir() if file.suffix != ".safetensors"]
     assert len(texts) == 6 and not any(str(tmp_path) in text for text in texts)
 

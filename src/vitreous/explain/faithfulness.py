@@ -69,7 +69,8 @@ def faithfulness(
         for part in torch.arange(len(images), device=images.device).split(at_once):
             important = ranks[part, None] < counts[:, None]  # (b, S + 1, N)
             pixels = important.view(len(part), -1, rows, columns).float()
-            pixels = F.interpolate(pixels, size=images.shape[-2:]).bool()[:, :, None]  # (b, S + 1, 1, H, W)
+            pixels = F.interpolate(pixels, size=images.shape[-2:], mode="nearest-exact")  # "nearest" errs by rounding
+            pixels = pixels.bool()[:, :, None]  # (b, S + 1, 1, H, W)
             whole = images[part, None]
             for curve, mixed in (
                 (deletion, torch.where(pixels, 0, whole)),

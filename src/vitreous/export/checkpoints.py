@@ -93,6 +93,7 @@ def write_huggingface(bundle: Bundle, folder: Path) -> Answer:
         "normalised queries and keys": config.qk_norm,
         "LayerScale": not dino and config.layer_scale is not None,
         "registers": not dino and config.registers > 0,
+        "rectangular images with class token and mean": dino and config.image_size[0] != config.image_size[1],
         f"MLP {config.mlp_dim / config.dim:g} times as wide as a token": dino and config.mlp_dim % config.dim > 0,
     }
     _refuse(bundle, "Hugging Face", beyond)

@@ -26,7 +26,6 @@ Answer = Callable[[Tensor], Tensor]
 ONNX, PT2 = "model.onnx", "model.pt2"
 OPSET = 20  # the first with GELU
 INPUT, OUTPUT = "images", "logits"
-PROTOBUF_LIMIT = 2**31 - 2**27  # bytes of weights, above which they get a file of their own next to the graph
 NEEDED = dict.fromkeys(("onnx", "int8"), ("onnx", "onnxscript", "onnxruntime"))
 
 
@@ -44,11 +43,7 @@ class PixelModel(nn.Module):
 
 def write_onnx(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
     """`model.onnx`, and `model.onnx.data` if protobuf cannot hold the weights."""
-    import onnx
-
     model, example = _traced(bundle, preprocess_inside)
-    size = sum(weight.numel() * weight.element_size() for weight in bundle.model.state_dict().values())
-    file = folder / ONNX
     with _quiet():
         program = torch.onnx.export(
             model,
@@ -60,11 +55,11 @@ def write_onnx(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
             opset_version=OPSET,
             verbose=False,
         )
-        program.save(file, external_data=size > PROTOBUF_LIMIT)
-    proto = onnx.load(file, load_external_data=False)
-    onnx.helper.set_model_props(proto, metadata(bundle, preprocess_inside) | {"opset": str(OPSET)})
-    onnx.save(proto, file)
-    return _read_onnx(file, bundle.preprocess, preprocess_inside)
+        for node in program.model.graph:
+            node.metadata_props.clear()  # which name folders of this machine
+        program.model.metadata_props.update(metadata(bundle, preprocess_inside), opset=str(OPSET))
+        program.save(folder / ONNX)
+    return _read_onnx(folder / ONNX, bundle.preprocess, preprocess_inside)
 
 
 def write_int8(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
@@ -99,6 +94,8 @@ def write_pt2(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
     said = json.dumps(metadata(bundle, preprocess_inside), indent=2)
     with _quiet():
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # which names folders of this machine
         try:
             torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
         except RuntimeError as error:  # torch's error for a full disk

@@ -9,10 +9,10 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.device import pick_device
@@ -21,7 +21,7 @@ from vitreous.messages import one_line
 from vitreous.model import ViT, ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights.maps import Description, read_temperature
-from vitreous.weights.tensor_files import check_fetched
+from vitreous.weights.tensor_files import read_tensors
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 SHIPPED = Path(__file__).parents[3] / "models"  # in a checkout
@@ -129,16 +129,17 @@ class Bundle:
             folder = find_bundle(folder)
         said = read_config(folder)
         try:
-            check_fetched(folder / WEIGHTS)
-            weights = load_file(folder / WEIGHTS, device="cpu")
+            weights = read_tensors(folder / WEIGHTS)
         except FileNotFoundError as error:
             raise ValueError(f"{folder} has no {WEIGHTS}: give a folder with {WEIGHTS} and {CONFIG}") from error
-        except SafetensorError as error:
-            raise ValueError(f"{folder / WEIGHTS} is damaged: {error}") from error
         with torch.random.fork_rng([]):  # the weights drawn are replaced, and the caller's draws stay as they are
             model = ViT(said.model)
-        _check(folder, model, weights)
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:  # which names what is missing, unexpected or of another shape
+            raise ValueError(f"{folder / WEIGHTS} does not fit its config: {shorten(str(error), 300)}") from error
+        if broken := not_finite(weights):
+            raise ValueError(f"{folder / WEIGHTS} is damaged: '{broken}' has values that are no finite numbers")
         try:
             return Bundle(model.eval(), said.preprocess, said.class_names, said.temperature, said.calibrated_on)
         except ValueError as error:
@@ -225,17 +226,3 @@ def find_record(run: Trained) -> Path | None:
 def not_finite(weights: dict[str, Tensor]) -> str | None:
     """The name of a tensor with a value that is not finite, if there is one."""
     return next((name for name, value in weights.items() if not value.isfinite().all()), None)
-
-
-def _check(folder: Path, model: ViT, weights: dict[str, Tensor]) -> None:
-    """Raises ValueError unless every weight is accounted for, and finite."""
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    for name in expected.keys() | found.keys():
-        if expected.get(name) != found.get(name):
-            raise ValueError(
-                f"{folder / WEIGHTS} does not fit its config: '{name}' is {found.get(name, 'missing')}, "
-                f"expected {expected.get(name, 'nothing of this name')}"
-            )
-    if broken := not_finite(weights):
-        raise ValueError(f"{folder / WEIGHTS} is damaged: '{broken}' has values that are no finite numbers")

@@ -43,10 +43,8 @@ class Report(NamedTuple):
     """Name in the file -> why."""
     new_head: str
     """Why the head is new; empty if it is the file's own."""
-    resampled: tuple[tuple[int, int], tuple[int, int]] | None
-    """The position grids of the file and of the model, if they differ."""
-    computed: tuple[tuple[int, int], tuple[int, int]] | None
-    """The same for positions that are not weights and are computed for the model's grid instead."""
+    grids: tuple[tuple[int, int], tuple[int, int]] | None
+    """The position grids of the file and of the model, if they differ: positions that are weights are resampled."""
     preprocess: Preprocess
     named: bool
     """Whether the file names the classes of its head."""
@@ -64,28 +62,17 @@ class Report(NamedTuple):
             lines.append(f"new head, whose logits all start at 0: {self.new_head}")
         if self.imagenet:
             lines.append(AS_IMAGENET)
-        if grids := self.resampled or self.computed:
-            old, new = (f"{rows} x {columns}" for rows, columns in grids)
+        if self.grids:
+            old, new = (f"{rows} x {columns}" for rows, columns in self.grids)
             told = f"positions resampled from a grid of {old} to {new}"
-            lines.append(told if self.resampled else f"positions computed for a grid of {new}; the weights knew {old}")
+            resampled = "positions" in self.loaded.values()
+            lines.append(told if resampled else f"positions computed for a grid of {new}; the weights knew {old}")
         p = self.preprocess
         lines.append(
             f"images: {p.image_size[0]} x {p.image_size[1]}, {p.fit} of {p.crop_fraction:g}, {p.interpolation}, "
             f"mean {shorten(map('{:g}'.format, p.mean))}, std {shorten(map('{:g}'.format, p.std))}"
         )
         return lines
-
-
-class Match(NamedTuple):
-    """The tensors of a file that have a place in the model of its config, and those that have none."""
-
-    ours: Weights
-    loaded: dict[str, str]
-    """Name in the file -> name in `ours`."""
-    left_out: dict[str, str]
-    """Name in the file -> why."""
-    has_head: bool
-    """Whether the whole head is among `ours`."""
 
 
 def load_weights(
@@ -110,17 +97,18 @@ def load_weights(
     weights = {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
     layout = recognise(file, weights)
     said = describe(file, weights, layout, arch)
-    match = _match(file, weights, layout, said.model)
+    ours, loaded, left_out = _match(file, weights, layout, said.model)
+    has_head = any(map(in_head, ours))
 
     other_head = said.other_head or ("one number" if said.model.num_classes == 1 else "")
-    if num_classes is None and match.has_head and other_head:
+    if num_classes is None and has_head and other_head:
         raise ValueError(
             f"{file} has a head for {other_head}, whose answers are not one class: only `vitreous embed` and "
             "`vitreous train --from` can use it"
         )
     classes = said.model.num_classes if num_classes is None else num_classes
     new_head = ""
-    if not match.has_head:
+    if not has_head:
         if num_classes is None:
             raise ValueError(
                 f"{file} has no head, so that it answers nothing: `vitreous embed` and `vitreous train --from` need "
@@ -144,15 +132,14 @@ def load_weights(
 
     with torch.random.fork_rng([]):  # for a new head; the caller's draws stay as they are
         model = ViT(config)
-    state = {name: value for name, value in match.ours.items() if not (new_head and in_head(name))}
+    state = {name: value for name, value in ours.items() if not (new_head and in_head(name))}
     grids = (said.model.grid, config.grid) if config.grid != said.model.grid else None
-    resampled, computed = (grids, None) if "positions" in state else (None, grids)
-    if resampled:
+    if grids and "positions" in state:
         prefix, patches = state["positions"].tensor_split([config.placed_prefix], dim=1)
         state["positions"] = torch.cat([prefix, resample_positions(patches, config.grid, said.model.grid)], dim=1)
     model.load_state_dict(state, strict=False)  # all names are accounted for
-    loaded = {name: home for name, home in match.loaded.items() if home in state}
-    left_out = match.left_out | {name: "a new head takes its place" for name in match.loaded.keys() - loaded.keys()}
+    left_out |= {name: "a new head takes its place" for name, home in loaded.items() if home not in state}
+    loaded = {name: home for name, home in loaded.items() if home in state}
     named = bool(said.class_names) and not new_head
     imagenet = not said.class_names and not new_head and classes == 1000
     unnamed = imagenet_classes() if imagenet else tuple(map(str, range(classes)))
@@ -161,9 +148,7 @@ def load_weights(
         raise ValueError(
             f"{file}: {len(names)} class names for a head of {classes} classes: name each of them once in its {CONFIG}"
         )
-    report = Report(
-        os.fspath(source), layout.NAME, loaded, left_out, new_head, resampled, computed, preprocess, named, imagenet
-    )
+    report = Report(os.fspath(source), layout.NAME, loaded, left_out, new_head, grids, preprocess, named, imagenet)
     temperature, calibrated_on = (1.0, None) if new_head else (said.temperature, said.calibrated_on)
     return Bundle(model.eval(), preprocess, names, temperature, calibrated_on), report
 
@@ -287,8 +272,14 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     return content
 
 
-def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) -> Match:
-    """Account for every tensor of the file and of a model of this config. Raises ValueError for any mismatch."""
+def _match(
+    file: Path, weights: Weights, layout: ModuleType, config: ViTConfig
+) -> tuple[Weights, dict[str, str], dict[str, str]]:
+    """Account for every tensor of the file and of a model of this config.
+
+    Returns the weights under our names, name in the file -> our name, and name in the file -> why it is left out.
+    Raises ValueError for any mismatch.
+    """
     with torch.device("meta"):
         expected = ViT(config).state_dict()
     pairs = [(ours, name) for ours, name in layout.pairs(config, weights) if merged_name(ours) in expected]
@@ -310,7 +301,7 @@ def _match(file: Path, weights: Weights, layout: ModuleType, config: ViTConfig) 
         faults += [shorten(f"{name} {reason}" for name, reason in misfits.items())] if misfits else []
         raise ValueError(f"{file} does not fit its config or architecture: {'; '.join(faults)}: give the right one")
     loaded = {name: homes[name] for name in weights if name in homes}
-    return Match(ours, loaded, left_out, has_head=not headless)
+    return ours, loaded, left_out
 
 
 def _misfit(value: Tensor, expected: Tensor | None) -> str:
