@@ -582,7 +582,8 @@ def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
     assert [float(row["probability"]) for row in rows[:2]] == pytest.approx(objects[0]["probabilities"], abs=1e-5)
     monkeypatch.setattr(output, "COUNTING_SECONDS", -1)
     code, out, err = vitreous("predict", "run", "photos/test/ant", "--csv", tmp_path / "x.csv", "--batch-size", 3)
-    assert (code, out) == (0, "") and err.splitlines() == [f"{done} of 4 images answered" for done in (1, 2, 3, 4)]
+    told = [*(f"{done} of 4 images answered" for done in (1, 2, 3, 4)), f"table: {tmp_path}/x.csv"]
+    assert (code, out) == (0, "") and err.splitlines() == told
 
 
 def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path):

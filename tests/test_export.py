@@ -219,7 +219,7 @@ def test_the_receipt_says_what_was_compared(run, onnx_folder):
     folder, receipt = onnx_folder
     assert json.loads((folder / "parity.json").read_text()) == receipt
     assert {file.name for file in folder.iterdir()} == {"model.onnx", "parity.json", "example.json", "example.png"}
-    assert receipt["inputs"] == "242 images of photos, test, 24 different ones"
+    assert receipt["inputs"] == "242 images of photos, test, repeated to 242"
     assert receipt["batches"] == [1, 2, 7, 32, 200] == list(BATCHES)
     assert receipt["max_abs_difference"] <= 1e-4 == receipt["tolerance"] and receipt["top1_agreement"] == 1
     assert receipt["top1"]["before"] == receipt["top1"]["after"] > 0.9

@@ -25,6 +25,7 @@ from vitreous.metrics import (
     confusion,
     fit_temperature,
     pooled_metrics,
+    share_interval,
 )
 from vitreous.prediction import eval_batch_size, precision_for, split_logits
 from vitreous.recipe import DataOptions, read_recipe
@@ -191,14 +192,20 @@ def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
         yield *where, names[label], names[answer], *shares, group, *each
 
 
-def write_classes(counts: dict[str, np.ndarray], class_names: Sequence[str], path: Path) -> None:
-    """One line per split and class, from its `metrics.confusion` (K, K); a share of nothing is left empty."""
-    lines = [
-        (split, name, *(f"{value:.6g}" if isinstance(value, float) else value for value in figures))
-        for split, each in counts.items()
-        for name, figures in zip(class_names, class_figures(each), strict=True)
-    ]
-    write_csv(path, ("split", "class", *ClassFigures._fields), lines)
+def write_classes(splits: dict[str, Sequence[Judged]], class_names: Sequence[str], path: Path) -> None:
+    """One line per split and class: its `ClassFigures`, the 95% interval of its recall, and how many groups its images
+    come in; what there is not is left empty."""
+    lines = []
+    for split, parts in splits.items():
+        labels, groups = torch.cat([part.labels for part in parts]).numpy(), pooled_groups(parts)
+        right = torch.cat([part.logits.argmax(dim=1) == part.labels for part in parts]).numpy()
+        for k, figures in enumerate(class_figures(sum(part.confusion for part in parts))):
+            own = labels == k
+            within = None if groups is None else groups[own]
+            ends = share_interval(right[own], within) if own.any() else (None, None)
+            shown = (f"{value:.6g}" if isinstance(value, float) else value for value in (*figures, *ends))
+            lines.append((split, class_names[k], *shown, None if groups is None else len(np.unique(within))))
+    write_csv(path, ("split", "class", *ClassFigures._fields, "recall_low", "recall_high", "groups"), lines)
 
 
 def evaluate(

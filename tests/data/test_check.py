@@ -92,6 +92,11 @@ def test_names_that_count_series_suggest_groups(tmp_path, name, told):
         pattern = findings[0].partition("data.group='")[2].partition("'")[0]
         assert groups_of(made.train.images, pattern).tolist() == [f"slide{i // 4:02}_field" for i in range(48)]
         assert len(check(made, made.train, group=pattern)) == 1
+        columns = {"lab": list("ab") * 24, "the slide": [str(i // 4) for i in range(48)]}
+        named = ImageSet("x", "x", ("a", "b"), Split(FileImages(names, columns, tmp_path), np.array(labels)))
+        assert "by data.group='the slide', or" in check(named, named.train)[0]
+        columns["the slide"][0] = "1"  # which no longer divides as the names do
+        assert "the slide" not in check(named, named.train)[0]
 
 
 def test_series_are_told_where_images_held_out_tore_them(tmp_path):

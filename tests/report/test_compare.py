@@ -440,6 +440,26 @@ def test_names_in_brackets_stand_in_the_tables(runs):
     assert "runs/flowers [new]" in text.getvalue()
 
 
+def test_what_is_cut_from_images_is_by_the_weights_that_a_run_started_from(runs, tmp_path):
+    copytree(runs / "a", tmp_path / "tuned")
+    recipe = tmp_path / "tuned" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("  weights: null", "  weights: mnist"))
+    assert read_run(runs / "a").recipe["data.crop_fraction"] == "1.0"
+    assert read_run(tmp_path / "tuned").recipe["data.crop_fraction"] == "as start.weights"
+
+
+def test_names_too_long_for_a_column_are_told_apart(runs):
+    text = io.StringIO()
+    seeds = [replace(read_run(runs / "a"), name=f"runs/mean-pooling-of-all-patches-{seed}") for seed in range(6)]
+    Console(file=text, width=80).print(render(seeds)[0])
+    columns = zip(
+        *(re.split("[┃│]", line) for line in text.getvalue().split("┡")[0].splitlines() if "┃" in line), strict=True
+    )
+    assert [name for cells in columns if "runs" in (name := "".join(map(str.strip, cells)))] == [
+        run.name for run in seeds
+    ]
+
+
 def test_the_tables_fit_a_terminal(runs):
     text = io.StringIO()
     console = Console(file=text, width=80)

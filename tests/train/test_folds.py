@@ -188,6 +188,10 @@ def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch
     right = np.array([row["class"] == row["answer"] for row in rows])
     pooled = {"count": len(rows), "top1": right.mean()} | group_figures(right, np.array([row["group"] for row in rows]))
     assert pooled.items() <= run.results["pooled"].items()
+    classes = csv_rows(run.folder / "classes.csv")
+    assert [(row["class"], row["groups"]) for row in classes] == [
+        (name, str(len({row["group"] for row in rows if row["class"] == name}))) for name in ("cat", "dog")
+    ]
     fold = json.loads((run.folder / "fold-1" / "results.json").read_text())
     for split in ("val", "test"):
         assert 1 < fold[split]["groups"] < 12 and fold[split]["effective_count"] <= fold[split]["count"]

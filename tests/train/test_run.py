@@ -56,7 +56,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import NO_MPS
 from vitreous.evaluation import evaluate, judge
-from vitreous.metrics import fit_temperature
+from vitreous.metrics import fit_temperature, wilson
 from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
@@ -500,6 +500,9 @@ def test_the_figures_of_each_class_are_those_of_the_answers(trained):
             assert int(row["images"]) == sum(answer["class"] == row["class"] for answer in own)
             assert int(row["answered"]) == sum(answer["answer"] == row["class"] for answer in own)
             assert int(row["right"]) == sum(answer["class"] == answer["answer"] == row["class"] for answer in own)
+            ends = wilson(int(row["right"]), int(row["images"]))
+            assert (float(row["recall_low"]), float(row["recall_high"])) == pytest.approx(ends, abs=1e-5)
+            assert row["groups"] == ""
         recalls = [float(row["recall"]) for row in found]
         assert sum(recalls) / 3 == pytest.approx(run.results[split]["recall_macro"], abs=1e-5)
 

@@ -63,7 +63,7 @@ def evaluate(
             file.unlink(missing_ok=True)
         write_json(results, {judged.name: judged.figures})
         write_answers([judged], judged.bundle.class_names, answers)
-        write_classes({judged.name: judged.confusion}, judged.bundle.class_names, classes)
+        write_classes({judged.name: [judged]}, judged.bundle.class_names, classes)
         evaluation_report(
             report,
             judged,
@@ -164,6 +164,7 @@ def predict(
     answers = ask(model, asked, top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
         write_table(counted(answers, len(asked)), csv_file)
+        print(f"table: {csv_file}", file=sys.stderr)
     elif json_lines:
         write_json_lines(answers, sys.stdout)
     else:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shlex
 import unicodedata
 from contextlib import suppress
 from itertools import combinations
@@ -173,10 +174,13 @@ def _series(image_set: ImageSet) -> list[str]:
     few = long.sum() < 2 * len(image_set.class_names)  # as where each class is one
     if few or counts[long].sum() < 0.5 * len(images):
         return []
+    parts = len(names)
+    columns = (name for name in images.columns if len(set(images.column(name))) == parts)  # else a column of them
+    alike = (name for name in columns if len(set(zip(images.column(name), found, strict=True))) == parts)
     return [
         f"the names count {long.sum()} series, such as {names[long][0]} ({counts[long][0]} images): if each shows one "
-        f"thing, such as a slide, a patient or a film, keep them together by data.group='{SERIES}', or figures will "
-        "be too good"
+        f"thing, such as a slide, a patient or a film, keep them together by "
+        f"data.group={shlex.quote(next(alike, SERIES))}, or figures will be too good"
     ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitreous.data.stores import Images
+from vitreous.messages import did_you_mean
 
 if TYPE_CHECKING:
     from vitreous.data.images import ImageSet
@@ -142,7 +143,8 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
     found = []
     for name in images.places():
         if not (match := compiled.search(name)):
-            raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: use another")
+            near = did_you_mean(pattern, getattr(images, "columns", ()))
+            raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: {near}use another")
         group = match[1] if compiled.groups else match[0]
         if group is None:
             raise ValueError(

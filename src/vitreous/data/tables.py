@@ -92,7 +92,9 @@ def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, pa
     called = {name.lower(): name for name in columns}
     found = next((called[word] for word in words if word in called), None)
     if found is None:
-        way_out = f"name it, as in {path.name}:{next(iter(columns))}" if kind == "label" else "call one of them 'file'"
+        way_out = "call one of them 'file' (a table has a row for each image)"
+        if kind == "label":
+            way_out = f"name it, as in {path.name}:{next(iter(columns))}"
         flags = [name for name, cells in columns.items() if {"0", "1", "0.0", "1.0"}.issuperset(cells)]
         if kind == "label" and len(flags) > 1:
             raise ValueError(

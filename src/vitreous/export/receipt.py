@@ -61,7 +61,8 @@ def find_inputs(
     rows = np.resize(np.arange(count), max(count, at_least))  # repeated if there are too few
     labels = torch.from_numpy(np.asarray(split.labels))
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
-    name = f"{len(rows)} images of {image_set.name}, {image_set.judged}, {count} different ones"
+    name = f"{count} images of {image_set.name}, {image_set.judged}"
+    name += f", repeated to {len(rows)}" if len(rows) > count else ""
     return Inputs(pixels, labels, name, split.images.original(0))
 
 

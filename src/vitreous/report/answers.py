@@ -221,13 +221,15 @@ def _classes(
             own = labels == k
             low, high = share_interval(right[own], None if groups is None else groups[own])
             bar, found, interval = share_bar(recall, low, high), f"{recall:.1%}", f"{low:.1%} &ndash; {high:.1%}"
+        several = "" if groups is None else f"<td>{len(np.unique(groups[labels == k])):,}</td>"
         precision = "&ndash;" if precision is None else f"{precision:.1%}"
         f1 = "" if f1 is None else f"{f1:.1%}"
         rows.append(
             f'<tr><th scope="row" class="name">{escape(names[k])}</th><td class="fill">{bar}</td><td>{found}</td>'
-            f"<td><small>{interval}</small></td><td>{precision}</td><td>{f1}</td><td>{images:,}</td></tr>"
+            f"<td><small>{interval}</small></td><td>{precision}</td><td>{f1}</td><td>{images:,}</td>{several}</tr>"
         )
-    head = _head("class", "", "found (recall)", "95% interval", "precision", "F1", "images")
+    grouped = () if groups is None else ("groups",)
+    head = _head("class", "", "found (recall)", "95% interval", "precision", "F1", "images", *grouped)
 
     def table(some: Iterable[str]) -> str:
         return scroll(f'<table class="wide">{head}<tbody>{"".join(some)}</tbody></table>', "Classes")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from rich import markup
-from rich.table import Table
+from rich.table import Column, Table
 
 from vitreous.files import path_of
 from vitreous.messages import shorten
@@ -259,7 +259,7 @@ def render(runs: Sequence[Finished], rows: Rows | None = None) -> list[Table]:
     tables = []
     for title, (heads, lines) in parts.items():
         if heads and lines:
-            table = Table(title, *map(markup.escape, heads))
+            table = Table(title, *(Column(markup.escape(head), overflow="fold") for head in heads))
             for name, texts in lines:
                 table.add_row(name, *map(markup.escape, texts))
             table.caption = NEW_SEEDS if title == "over seeds" else None
@@ -317,7 +317,9 @@ def _curves(runs: Sequence[Finished]) -> str:
             if lines:
                 charts.append(line_chart(f"{title} by {x}", lines, x_label=x, percent=key == "top1"))
     if not charts:
-        return "<p>None of these runs has kept its figures by epoch.</p>"
+        return (
+            "<p>No curves of these: a fold's are in its own report, and an evaluation or a shipped model has none.</p>"
+        )
     note = '<p class="note">Of the validation images, where there are any. Seconds count training and validation, '
     note += "and what is written on the way.</p>"
     return f'{note}<div class="grid two">{"".join(charts)}</div>'

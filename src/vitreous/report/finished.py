@@ -89,10 +89,14 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{run} has a results.json that is not of a cross-validation: leave it out") from error
         data = {"name": data["name"], "hash": {"test": judged}}
+    read = read_recipe(folder / "recipe.yaml")
+    recipe = flat(read.model_dump(mode="json"))
+    if read.start.weights is not None:
+        recipe["data.crop_fraction"] = "as start.weights"  # which bring it; the recipe has 1
     return Finished(
         name=name,
         results=results,
-        recipe=flat(read_recipe(folder / "recipe.yaml").model_dump(mode="json")),
+        recipe=recipe,
         data=data,
         history=read_history(folder),
         answers=folder / "answers.csv",

@@ -162,7 +162,7 @@ def conclude(
     lines = ((k, *line) for k, part in enumerate(parts, start=1) for line in answer_lines(replace(part, name="test")))
     write_csv(folder / "answers.csv", ("fold", *answer_head(data.class_names)), lines)
     counts = sum(part.confusion for part in parts)
-    write_classes({"test": counts}, data.class_names, folder / "classes.csv")
+    write_classes({"test": parts}, data.class_names, folder / "classes.csv")
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
     if pictures:
         with optional(folder / "confusion.png") as file:

@@ -78,8 +78,7 @@ def finish(job: Job) -> dict[str, Any]:
         results["probe"] = {"C": job.head.C, "chosen_by": job.head.chosen_by}
     job.write_history()  # the file may have more or fewer rows, if a process was killed
     write_answers(judged.values(), bundle.class_names, job.folder / "answers.csv")
-    counts = {name: answers.confusion for name, answers in judged.items()}
-    write_classes(counts, bundle.class_names, job.folder / "classes.csv")
+    write_classes({name: [answers] for name, answers in judged.items()}, bundle.class_names, job.folder / "classes.csv")
     if job.pictures:
         _draw(job, judged)
         with optional(job.folder / "report.html"):
