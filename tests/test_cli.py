@@ -1135,7 +1135,9 @@ def test_a_name_that_is_not_utf8_costs_no_answer(vitreous, tmp_path):
     assert (code, err) == (0, "") and [line.partition(": ")[0] for line in out.splitlines()] == names
     code, _, err = vitreous("predict", "run", tmp_path, "--csv", tmp_path / "x.csv", "--top", 1)
     with (tmp_path / "x.csv").open(encoding="utf-8") as file:
-        assert (code, err) == (0, "") and [row["image"] for row in csv.DictReader(file)] == names
+        assert (code, err) == (0, f"table: {tmp_path}/x.csv\n") and [
+            row["image"] for row in csv.DictReader(file)
+        ] == names
     code, out, err = vitreous("explain", "run", tmp_path, "--out", tmp_path / "maps", "--method", "rollout")
     assert (code, err) == (0, "") and (tmp_path / "maps" / os.fsdecode(b"b\xff-by-rollout.json")).is_file()
 
