@@ -64,8 +64,8 @@ def headline(results: dict[str, dict]) -> str:
     return (
         f"{markdown(('from scratch, on', 'parameters', 'training time', 'hardware', 'test top-1'), rows)}\n\n"
         "These are ViTs with a convolutional stem, a 3 x 3 convolution in each MLP and attention pooling; n: runs "
-        "averaged. The GPU's models ship here as `cifar10` and `cifar100` (of its two runs, the first). torch had "
-        "compiled them before: on a new machine that takes a minute or more of the time limit, so raise it by as much "
+        "averaged. The GPU's models ship here as `cifar10` and `cifar100` (the first of its two runs). They had been "
+        "compiled before: on a new machine compiling takes a minute or more of the time limit, so raise it by as much "
         "([commands](docs/measurements.md#what-to-expect)). The number of test images alone leaves "
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale, on CIFAR-10 and "
         "CIFAR-100:\n\n"

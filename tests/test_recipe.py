@@ -111,7 +111,7 @@ def test_what_other_programs_call_a_setting_is_a_setting_of_ours_by_another_name
         ("optim: {schedule: step}", "optim.schedule is 'step': input should be 'cosine', 'linear', 'onecycle' or"),
         ("optim: {learning_rate: .nan}", "optim.learning_rate is nan: input should be a finite number"),
         ("optim: {accumulate: 3, batch_size: 2}", "accumulate 3 is larger than batch_size 2"),
-        ("optim: 3", "optim is 3: input should be a valid dictionary"),
+        ("optim: 3", "optim is 3: write its keys below it, or leave it out"),
         ("track: [pigeon]", "track is 'pigeon': input should be 'tensorboard' or 'wandb'"),
         ("model: {dim: 10, heads: 3}", "dim 10 is not divisible by heads 3"),
         ("model: {image_size: 30}", "image size 30 is not divisible by patch size 16: use 16 or 32"),
@@ -141,6 +141,16 @@ def test_a_fault_in_a_file_is_told_in_one_line_that_names_it(written, text, mess
         ("a: [1", "x.yaml is not valid YAML: while parsing a flow sequence"),
         ("a: b: c", "x.yaml is not valid YAML: mapping values are not allowed here"),
         ("[" * 5_000, "x.yaml is not valid YAML: maximum recursion depth exceeded"),
+        ("optim: &a {betas: *a}", "x.yaml is not valid YAML: maximum recursion depth exceeded"),
+        ("epochs: " + "9" * 5_000, "x.yaml is not valid YAML: Exceeds the limit"),
+        ("epochs: 1\nepochs: 7", "x.yaml is not valid YAML: 'epochs' twice in the section from line 1: keep one"),
+        (
+            "epochs: 1\noptim:\n  clip: 1\n  ema: 0.9\n  clip: 2",
+            "x.yaml is not valid YAML: 'clip' twice in the section from line 3: keep one",
+        ),
+        ("optim:\n  # clip: 1", "x.yaml: optim is None: write its keys below it, or leave it out"),
+        ("optim.clip: 1", "x.yaml: unknown key 'optim.clip': in a file write clip below optim:"),
+        ("false", "x.yaml is not a recipe: expected keys and values, found bool"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_told_in_one_line(written, text, message):
@@ -188,7 +198,7 @@ def test_an_unknown_name_is_told_the_nearest_one():
         ("model.patch_size=.inf", "command line: model.patch_size is inf: "),
         ("epochs=1e2", "command line: epochs is '1e2': write 100"),
         ("epochs=true", "command line: epochs is true, but it takes a value, not true or false"),
-        ("time_limit=1:30", "command line: '1:30' is not a duration: write it as 90s, 10m or 1h30m"),
+        ("time_limit=1:30", "command line: time_limit '1:30' is not a duration: write it as 90s, 10m or 1h30m"),
         ("data.crop_fraction=0.5", "command line: data.crop_fraction 0.5 is for random crops: set augment.crop_scale"),
         (
             "data.oversize=2",
@@ -256,7 +266,7 @@ def test_scientific_notation_is_a_number_in_a_file_too(written):
     [
         ("epochs: yes", "epochs is 'yes': input should be a valid integer"),
         ("optim: {clip: true}", "optim.clip is true, but it takes a value, not true or false"),
-        ("time_limit: 1:30", "'1:30' is not a duration: write it as 90s, 10m or 1h30m"),
+        ("time_limit: 1:30", "time_limit '1:30' is not a duration: write it as 90s, 10m or 1h30m"),
     ],
 )
 def test_what_yaml_would_turn_into_a_number_is_refused_in_a_file_too(written, text, reason):

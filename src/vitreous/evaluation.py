@@ -180,7 +180,7 @@ def answer_head(class_names: Sequence[str]) -> tuple[str, ...]:
 
 
 def answer_lines(judged: Judged) -> Iterator[tuple[object, ...]]:
-    """Each image's columns: its location, and the probabilities of answer and class, are among them."""
+    """A line for each image, with the columns of `answer_head`."""
     probabilities = judged.scaled.softmax(dim=1)
     answers, names = judged.logits.argmax(dim=1), judged.bundle.class_names
     for i, (label, answer) in enumerate(zip(judged.labels.tolist(), answers.tolist(), strict=True)):
@@ -282,10 +282,14 @@ def judge_run(
         cautions.append(f"{left_out} of {len(asked)} images could not be read, and are left out")
     if options.group is not None and judged.groups is None:
         cautions.append("no groups were found, so intervals take each image for itself")
-    learnt = own or float(among.mean()) > 0.5
-    own_labels = image_set.split(split).labels[judged.rows]
-    told = {"caution": "; ".join(cautions), "learnt": learnt, "calibrated_here": calibrated_here}
-    return replace(judged, **told, data=image_set.name, own_labels=own_labels)
+    return replace(
+        judged,
+        caution="; ".join(cautions),
+        learnt=own or float(among.mean()) > 0.5,
+        calibrated_here=calibrated_here,
+        data=image_set.name,
+        own_labels=image_set.split(split).labels[judged.rows],
+    )
 
 
 def record_evaluation(judged: Judged) -> dict:

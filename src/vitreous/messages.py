@@ -59,6 +59,8 @@ def one_line(error: Exception, section: str = "", hint: Callable[[str], str] = l
     message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing" and of_list:
         message = "one number is missing"
+    if fault["type"] == "model_type":
+        message = "write its keys below it, or leave it out"
     if fault["type"] == "tuple_type":
         message = "write a list in brackets, as in [1,2]"
     if fault["type"] == "int_parsing" and re.fullmatch(r"\d+(\.\d*)?[eE]\+?\d", str(fault["input"])):

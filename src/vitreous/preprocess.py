@@ -182,7 +182,7 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
 
 
 def _check_planes(image: Image.Image) -> None:
-    """Raises ValueError for a TIFF of uncompressed 16-bit color planes: Pillow 13 reads noise from it, silently."""
+    """Raises ValueError for a TIFF of uncompressed 16-bit colour planes: Pillow 13 reads noise from it, silently."""
     tags = getattr(image, "tag_v2", {})
     planes, compression, bits = (
         tags.get(getattr(ExifTags.Base, tag)) for tag in ("PlanarConfiguration", "Compression", "BitsPerSample")

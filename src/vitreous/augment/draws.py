@@ -8,7 +8,7 @@ from vitreous.augment.config import Augment
 
 
 def _widths(config: Augment) -> dict[str, int]:
-    """The features in order, and the number of columns of each: uniform in 0..1 unless stated."""
+    """The columns of each feature, uniform in 0..1 unless stated. Its place seeds its generator: add at the end."""
     n = config.randaugment_ops
     return {
         "flip": int(config.flip > 0),

@@ -176,7 +176,7 @@ def _factor(level: Tensor) -> Tensor:
 
 # name: the operation, and its argument from the level
 COLOR_OPS = {
-    "autocontrast": (autocontrast, lambda level: level),  # of these three without effect
+    "autocontrast": (autocontrast, lambda level: level),  # which these three ignore
     "equalize": (equalize, lambda level: level),
     "invert": (invert, lambda level: level),
     "posterize": (posterize, lambda level: (4 - (4 * level.abs()).floor()).clamp(min=1)),  # 0 bits are black

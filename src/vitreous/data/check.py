@@ -175,7 +175,9 @@ def _series(image_set: ImageSet) -> list[str]:
     if few or counts[long].sum() < 0.5 * len(images):
         return []
     parts = len(names)
-    columns = (name for name in images.columns if len(set(images.column(name))) == parts)  # else a column of them
+    columns = (
+        name for name in images.columns if len(set(images.column(name))) == parts
+    )  # fewer: of several series each
     alike = (name for name in columns if len(set(zip(images.column(name), found, strict=True))) == parts)
     return [
         f"the names count {long.sum()} series, such as {names[long][0]} ({counts[long][0]} images): if each shows one "

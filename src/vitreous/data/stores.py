@@ -339,7 +339,7 @@ def reason(error: Exception) -> str:
     """Why an image cannot be read, in one line."""
     if isinstance(error, UnidentifiedImageError):
         *most, last = FORMATS.values()
-        return f"not a {', '.join(most)} or {last} picture in gray or color"
+        return f"not a {', '.join(most)} or {last} picture in gray or colour"
     if isinstance(error, Image.DecompressionBombError):
         return f"more than the {2 * Image.MAX_IMAGE_PIXELS:,} pixels that Pillow opens: make it smaller"
     if isinstance(error, IsADirectoryError):

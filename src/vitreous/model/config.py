@@ -167,17 +167,17 @@ class ViTConfig(BaseModel):
                 raise ValueError(
                     f"conv_stem needs a patch size that is a power of two, not {patch}: use {below} or {2 * below}"
                 )
-        halvings = max(self.patch_size).bit_length() - 1
-        if len(self.stem_channels) + 1 < halvings:
+        count, halvings = len(self.stem_channels) + 1, max(self.patch_size).bit_length() - 1
+        if count < halvings:
             raise ValueError(
                 f"conv_stem needs {halvings} convolutions of stride 2 for patch size {max(self.patch_size)}, but has "
-                f"{len(self.stem_channels) + 1}: give {halvings - 1} or more stem_channels"
+                f"{count}: give {halvings - 1} or more stem_channels"
             )
-        fits = len(self.stem_strides) == len(self.stem_channels) + 1
-        if self.stem_strides and not (fits and {math.prod(self.stem_strides)} == set(self.patch_size)):
+        fits = len(self.stem_strides) == count and {math.prod(self.stem_strides)} == set(self.patch_size)
+        if self.stem_strides and not fits:
             raise ValueError(
-                f"stem_strides {self.stem_strides} do not fit: give one for each of the {len(self.stem_channels) + 1} "
-                f"convolutions, with the patch size as their product, here {self.patch_size}, or set stem_strides=[]"
+                f"stem_strides {self.stem_strides} do not fit: give one for each of the {count} convolutions, with the "
+                f"patch size as their product, here {self.patch_size}, or set stem_strides=[]"
             )
 
     @property

@@ -47,7 +47,7 @@ class ConvPatches(nn.Module):
 
 
 class ConvMean(nn.Conv2d):
-    """A 3 x 3 convolution and the mean of each `stride` of its outputs side by side, computed the other way round.
+    """A 3 x 3 convolution, then the mean of its outputs over each `stride`, computed the other way round.
 
     (B, C, H, W) -> (B, D, H / 2, W / 2) for a stride of 2 x 2. Both are sums over neighbours, so their order does not
     matter; and where the mean comes first, the convolution can step over the outputs that are not wanted: 9 products

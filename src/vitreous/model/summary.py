@@ -125,7 +125,7 @@ def _record_shapes(parts: dict[str, nn.Module]) -> dict[str, tuple[Shape, Shape]
 def _run(model: ViT, images: Tensor) -> tuple[dict[str, int], int]:
     """One forward pass: FLOPs for an image by module path, and the bytes kept for the backward pass of all images.
 
-    Of all tokens of the last block, read or not, as figures of ViTs are given elsewhere.
+    The last block computes all tokens, read or not, as in published figures.
     """
     model.forward = lambda images: model.head(model.pooled(model.forward_features(images)))
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}

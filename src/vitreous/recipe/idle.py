@@ -28,8 +28,8 @@ def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Raises ValueError if one of the overrides, `section.key=value`, does nothing in the recipe that they made."""
     given = {text.partition("=")[0] for text in overrides}
     for switches, off, settings in SWITCHES:
-        stand = {key: attrgetter(key)(recipe) for key in switches}
+        now = {key: attrgetter(key)(recipe) for key in switches}
         idle = [key for key in settings if key in given]
-        if idle and all(value in off for value in stand.values()):
-            why = " and ".join(f"{key} is {written(value)}" for key, value in stand.items())
+        if idle and all(value in off for value in now.values()):
+            why = " and ".join(f"{key} is {written(value)}" for key, value in now.items())
             raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out, or change that")

@@ -25,7 +25,7 @@ def _seconds(value: Any) -> Any:
     number = r"(\d+(?:\.\d+)?)"
     parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?|{number}", value.strip())
     if parts is None or not any(parts.groups()):
-        raise ValueError(f"'{value}' is not a duration: write it as 90s, 10m or 1h30m")
+        raise ValueError(f"time_limit '{value}' is not a duration: write it as 90s, 10m or 1h30m")
     return sum(float(part) * unit for part, unit in zip(parts.groups(), (3600, 60, 1, 1), strict=True) if part)
 
 
@@ -74,7 +74,7 @@ class DataOptions(Section):
     source: str | None = None
     """What `vitreous train` is given as DATA: a name, a file or a folder."""
     val_fraction: Fraction = 0.1
-    """Share of the training images held out for validation, stratified, with an image at least of each class that has
+    """Share of the training images held out for validation, stratified, with at least one image of each class that has
     two; ignored where the data has a validation split of its own. 0: train on everything and keep the last step."""
     train_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the training images that are trained on, stratified, once validation and test images are held out, which
@@ -153,14 +153,14 @@ class OptimOptions(Section):
     weight_decay: NonNegativeFloat = 0.05
     """AdamW's decoupled decay, of matrices only: norms, biases, tokens and positions have none."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """AdamW: decay, a step, of the moving averages of the gradient and of its square."""
+    """AdamW: decay per step of the moving averages of the gradient and of its square."""
     muon_learning_rate: PositiveFloat = 0.02
     """Muon's peak rate: the size of the singular values of a step, times the root of rows / columns where that is
     above 1."""
     muon_weight_decay: NonNegativeFloat = 0.01
     """Muon's decoupled decay: the share, times the rate, that a step takes from its matrices."""
     muon_momentum: Fraction = 0.95
-    """Muon: decay, a step, of the moving average of the gradient, with Nesterov's look ahead."""
+    """Muon: decay per step of the moving average of the gradient, with Nesterov's look ahead."""
     muon_split_qkv: bool = False
     """Muon: orthogonalise the maps of queries, keys and values one by one, not as one matrix."""
     muon_patches: bool = False
@@ -187,7 +187,7 @@ class OptimOptions(Section):
     freeze: NonNegativeInt = 0
     """Blocks, from the first, that stay as they are, and the embedding with them; 0: all is trained."""
     ema: Fraction = 0.0
-    """Decay, a step, of the moving average of the weights that is evaluated and kept; 0: none."""
+    """Decay per step of the moving average of the weights that is evaluated and kept; 0: none."""
 
     @model_validator(mode="after")
     def _check(self) -> "OptimOptions":

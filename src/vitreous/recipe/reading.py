@@ -16,12 +16,19 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 010, 1:30, yes and dates are text, not 8, 90 and true, for the key to make of it what it can."""
+    """YAML in which 010, 1:30, yes and dates are text, not 8, 90 and true, for the key to make of it what it can; and
+    in which no key may stand twice."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":int", ":bool", ":timestamp"))]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.YAMLError(f"'{twice}' twice in the section from line {node.start_mark.line + 1}: keep one")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), list("-+0123456789"))
@@ -68,9 +75,11 @@ def read_recipe(name: Path | str | Recipe, overrides: Sequence[str] | None = Non
 def _read(file: Path, name: str) -> tuple[dict[str, Any], Recipe]:
     """The fields of a file, and the recipe that they are. name: what errors call it."""
     try:
-        fields = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        fields = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        flat(fields if isinstance(fields, dict) else {})  # an anchor within itself has no end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no UTF-8, or a number of thousands of digits
         raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from error
+    fields = {} if fields is None else fields
     if not isinstance(fields, dict):
         raise ValueError(f"{name} is not a recipe: expected keys and values, found {type(fields).__name__}")
     return fields, _make(fields, name)  # the file's own errors carry the file's name
@@ -110,8 +119,8 @@ def _apply(fields: dict[str, Any], override: str) -> None:
 def _make(fields: dict[str, Any], where: str) -> Recipe:
     """`make_recipe`, for values as someone wrote them: true and false are no numbers."""
     for key, value in flat(fields).items():
-        known = isinstance(value, bool) and key in keys() and key != "model.size"
-        if known and not re.search("bool|True", str(_annotation(key))):
+        flag = isinstance(value, bool) and key in keys() and key != "model.size"
+        if flag and not re.search("bool|True", str(_annotation(key))):
             raise ValueError(f"{where}: {key} is {str(value).lower()}, but it takes a value, not true or false")
     return make_recipe(fields, where)
 

@@ -69,7 +69,7 @@ class Recipe(Section):
     @field_validator("model", mode="before")
     @classmethod
     def _leave_size_to_data(cls, fields: Any, info: ValidationInfo) -> Any:
-        """A model without an image size is checked with 16 patches a side, and counts as having none given.
+        """A model without an image size is checked with 16 patches a side, and still counts as without one.
 
         One that is given a size, but has the patches of the weights it starts from, is checked with patches of a pixel.
         """
@@ -246,6 +246,8 @@ def nearest_key(key: str) -> str:
     one, else this one's keys."""
     known = keys()
     section, _, name = key.rpartition(".")
+    if key in known:  # a dotted key in a file
+        return f": in a file write {name} below {section}:"
     siblings = [k.rpartition(".")[2] for k in known if section and k.rpartition(".")[0] == section]
     names = siblings or list(Recipe.model_fields)
     if called := key_called(name):

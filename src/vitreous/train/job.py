@@ -78,15 +78,15 @@ class Job:
         with engine.first_on_machine():
             self._load_images()
         self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
-        if len(self.train_batches) < engine.processes:
-            count = len(self.train_batches)
+        count = len(self.train_batches)
+        if count < engine.processes:
             raise ValueError(f"{count} training images are too few for {engine.processes} processes: start {count}")
-        if engine.processes > 1 and recipe.optim.accumulate > 1 and len(self.train_batches) < recipe.optim.batch_size:
+        if engine.processes > 1 and recipe.optim.accumulate > 1 and count < recipe.optim.batch_size:
             raise ValueError(  # processes would take unequal numbers of parts, and wait for each other
-                f"{len(self.train_batches)} training images do not fill a batch that is taken in parts by several "
-                "processes: set optim.accumulate=1"
+                f"{count} training images do not fill a batch that is taken in parts by several processes: set "
+                "optim.accumulate=1"
             )
-        self.steps = steps_per_epoch(len(self.train_batches), recipe.optim.batch_size)
+        self.steps = steps_per_epoch(count, recipe.optim.batch_size)
         torch.manual_seed(recipe.seed)
         self.given = start is None and model is not None
         if model is None:
@@ -184,7 +184,7 @@ class Job:
         write_csv(self.folder / "metrics.csv", rows[0], (row.values() for row in rows))
 
     def keep_present(self) -> None:
-        """End training here. Without validation images to choose the best epoch, the current weights are kept."""
+        """Without validation images, which choose the best epoch, keep the current weights as the run's model."""
         if self.val_batches is None:
             self.state.best_epoch = self.state.epoch
             self.write_model(self.parts(self.recipe).judged)
@@ -213,7 +213,7 @@ class Job:
         head = self.engine.from_main(lambda: self._fitted(self._features_by_split()))
         self._set_head(head)
         (seconds,) = self.engine.max(time.monotonic() - begun)
-        self.state.head_seconds = self.state.total_seconds = seconds  # of a time limit, too, but not of the schedule
+        self.state.head_seconds = self.state.total_seconds = seconds  # uses up a time limit, but not the schedule
         say(self.console, f"head fitted to the features first, by {head.chosen_by}, in {seconds:.1f} s")
 
     def _fitted(self, features: dict[str, tuple[Tensor, Tensor]]) -> Head:
@@ -295,7 +295,7 @@ class Job:
         self.saved_epochs = self.state.epoch
 
     def restore(self) -> None:
-        """Restore the checkpoint. Raises ValueError if it is damaged, or the recipe, data or start weights changed."""
+        """Restore the checkpoint. Raises ValueError if it is damaged, or recipe, data, weights or teacher changed."""
         content = load_checkpoint(self.checkpoint, self.engine.device, self.engine.rank)
         check_same_recipe(self.recipe, make_recipe(content["recipe"], str(self.checkpoint)), self.folder)
         before, now = content["data"], self.summary["hash"]  # either may lack what is not decoded

@@ -81,10 +81,10 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
     """Train from `parts.state` to the end of the recipe. Returns False when interrupted, with everything saved.
 
     Randomness is a function of (seed, epoch, image), except for dropout and stochastic depth, which use torch's
-    generator. Raises `Diverged` when the loss or the weights are no longer finite. Between two reports nothing
-    waits for the device, so the host runs ahead of a GPU, but for the second step, in which Muon's is recorded, and in
-    float16: gradients are scaled so that small ones are not lost, and each step waits to check them for overflow, and
-    is skipped if there is any.
+    generator. Raises `Diverged` when the gradients, the weights or the loss are no longer finite. Between two reports
+    nothing waits for the device, so the host runs ahead of a GPU, with two exceptions: the second step, which records
+    Muon's update, and float16, in which gradients are scaled so that small ones are not lost, and each step waits to
+    check them for overflow and is skipped if there is any.
 
     Each batch is divided among the processes, which agree on every decision about how to continue.
     """
@@ -199,11 +199,11 @@ def forward_backward(
     Returns (2,): over these images, the sum of the loss and the number of correct answers.
     """
     recipe, engine, count = parts.recipe, parts.engine, parts.recipe.optim.accumulate
-    pieces = list(zip(images.chunk(count), targets.chunk(count), strict=True))
+    pieces = images.chunk(count)
     taught = [None] * len(pieces) if answers is None else answers.chunk(count)
     kind = widest_float(images.device)
     sums = torch.zeros(2, dtype=kind, device=images.device)
-    for i, ((piece, target), answer) in enumerate(zip(pieces, taught, strict=True), start=1):
+    for i, (piece, target, answer) in enumerate(zip(pieces, targets.chunk(count), taught, strict=True), start=1):
         with engine.gradients(parts.model, last=i == len(pieces)):
             with autocast(images.device, parts.precision):
                 logits = call(piece).float()  # (B, K)
@@ -219,14 +219,14 @@ def forward_backward(
 
 
 def validate(parts: Parts) -> dict[str, float]:
-    """Judge the model on the validation images: their columns of `metrics.csv`. The state learns if it is the best."""
+    """Judge the model on the validation images, and note the best epoch: -> these columns of `metrics.csv`."""
     state, best_by = parts.state, parts.recipe.best_by
     logits = shared_logits(parts)
     row = parts.engine.from_main(partial(watched, logits, parts.val.labels, "val"))
     _check_finite(row["val_loss"], state)  # the last update may have broken the weights
-    figure = -row["val_loss"] if best_by == "loss" else row[f"val_{best_by}"]
-    if (figure, -row["val_loss"]) > state.best:
-        state.best, state.best_epoch = (figure, -row["val_loss"]), state.epoch + 1
+    found = (-row["val_loss"] if best_by == "loss" else row[f"val_{best_by}"], -row["val_loss"])
+    if found > state.best:
+        state.best, state.best_epoch = found, state.epoch + 1
     return row
 
 

@@ -179,8 +179,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
-    """The learning rate at step `step` (from 0) of `steps`, as a share of its peak. By the clock, `step` is a float."""
-    step = min(step, steps - 1)  # by the clock, the last steps lie after it
+    """The learning rate at step `step` (from 0; a float under a time limit) of `steps`, as a share of its peak."""
+    step = min(step, steps - 1)  # under a time limit it may come close to `steps`
     if options.schedule == "onecycle":  # Smith and Topin 2018, with the constants of torch's OneCycleLR
         rise = 0.3 * steps - 1
         if step <= rise:

@@ -61,8 +61,8 @@ class Run:
         """A run of before, from its folder or a shipped model's name. Raises ValueError where there is none."""
         if (found := find_record(folder)) is None:
             raise ValueError(f"{folder} is no run: it has no recipe.yaml")
-        folder, file = found, found / "results.json"
-        return Run(folder, read_json(file) if file.exists() else None)
+        file = found / "results.json"
+        return Run(found, read_json(file) if file.exists() else None)
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -176,7 +176,7 @@ def fit(
             job.restore()
         if finish and not job.state.epoch:
             raise ValueError(f"no complete epoch of the run in {folder} is saved: go on with it by --resume")
-        if not finish and resume and not resumed and not recipe.start.probe:
+        if resume and not resumed and not recipe.start.probe:
             say(console, "nothing of this run has been saved yet, so that it begins anew")
         if engine.main:
             replace_file(folder / "recipe.yaml", lambda part: part.write_text(recipe.dump()))

@@ -99,7 +99,7 @@ class Clock:
     def progress(self, share: float) -> float:
         """How much of the training is done, 0..1: this share of its steps, or that of its time if it is larger.
 
-        Fitting the head first and compiling take of the time, and not of the schedule.
+        Fitting the head first and compiling use up time, but not the schedule.
         """
         aside = self.state.head_seconds + self.state.compile_seconds
         return max(share, min((self.spent - aside) / max(deadline(self.state, self.recipe) - aside, 1e-9), 1))
