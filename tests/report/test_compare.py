@@ -444,7 +444,7 @@ def test_what_is_cut_from_images_is_by_the_weights_that_a_run_started_from(runs,
     copytree(runs / "a", tmp_path / "tuned")
     recipe = tmp_path / "tuned" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("  weights: null", "  weights: mnist"))
-    assert read_run(runs / "a").recipe["data.crop_fraction"] == "1.0"
+    assert read_run(runs / "a").recipe["data.crop_fraction"] == 1
     assert read_run(tmp_path / "tuned").recipe["data.crop_fraction"] == "as start.weights"
 
 
