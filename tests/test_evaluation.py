@@ -27,7 +27,7 @@ from vitreous.evaluation import (
     write_answers,
     write_classes,
 )
-from vitreous.metrics import classification_metrics
+from vitreous.metrics import classification_metrics, confusion, wilson
 from vitreous.train.run import fit
 
 EXACT = {"precision": "float32", "device": "cpu"}
@@ -415,13 +415,19 @@ def test_of_many_classes_the_probability_of_each_is_left_out(tmp_path, classes, 
 
 
 def test_a_share_of_nothing_is_left_empty(tmp_path):
-    write_classes({"val": np.array([[2, 1], [0, 0]]), "test": np.array([[0, 0], [0, 0]])}, ("a", "b,c"), tmp_path / "x")
+    def part(answers, groups):
+        labels, logits = torch.zeros(len(answers), dtype=torch.long), torch.eye(2)[answers]
+        return SimpleNamespace(labels=labels, logits=logits, groups=groups, confusion=confusion(logits, labels))
+
+    splits = {"val": [part([0], None), part([0, 1], None)], "test": [part([0, 1], np.array(["p", "p"]))]}
+    write_classes(splits, ("a", "b,c"), tmp_path / "x")
+    (low, high), (least, most) = wilson(2, 3), wilson(0.5, 1)  # one group counts as one image
     assert (tmp_path / "x").read_text().splitlines() == [
-        "split,class,images,answered,right,recall,precision,f1",
-        "val,a,3,2,2,0.666667,1,0.8",
-        'val,"b,c",0,1,0,,0,0',
-        "test,a,0,0,0,,,",
-        'test,"b,c",0,0,0,,,',
+        "split,class,images,answered,right,recall,precision,f1,recall_low,recall_high,groups",
+        f"val,a,3,2,2,0.666667,1,0.8,{low:.6g},{high:.6g},",
+        'val,"b,c",0,1,0,,0,0,,,',
+        f"test,a,2,1,1,0.5,1,0.666667,{least:.6g},{most:.6g},1",
+        'test,"b,c",0,1,0,,0,0,,,0',
     ]
 
 

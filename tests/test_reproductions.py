@@ -380,7 +380,7 @@ def test_folds_are_a_row_over_all_their_parts_and_each_seed_of_them_is_told():
     ]
     text = table(EXPERIMENTS["lyon-mnist"], results)
     assert rows_of(text)[1][3:8] == ["3", "75.00 ± 12.91", "4", "0.600", "9 to 11"]
-    assert "\n\nBy seed, which cuts the folds, ours have 80.00 and 70.00%.\n" in text
+    assert "\n\nBy seed, which decides the folds, ours have 80.00 and 70.00%.\n" in text
     assert "By seed" not in table(EXPERIMENTS["lyon-mnist"], results[:1])
 
 
