@@ -25,7 +25,7 @@ from vitreous.metrics import (
     confusion,
     fit_temperature,
     pooled_metrics,
-    share_interval,
+    recall_intervals,
 )
 from vitreous.prediction import eval_batch_size, precision_for, split_logits
 from vitreous.recipe import DataOptions, read_recipe
@@ -199,12 +199,11 @@ def write_classes(splits: dict[str, Sequence[Judged]], class_names: Sequence[str
     for split, parts in splits.items():
         labels, groups = torch.cat([part.labels for part in parts]).numpy(), pooled_groups(parts)
         right = torch.cat([part.logits.argmax(dim=1) == part.labels for part in parts]).numpy()
-        for k, figures in enumerate(class_figures(sum(part.confusion for part in parts))):
-            own = labels == k
-            within = None if groups is None else groups[own]
-            ends = share_interval(right[own], within) if own.any() else (None, None)
-            shown = (f"{value:.6g}" if isinstance(value, float) else value for value in (*figures, *ends))
-            lines.append((split, class_names[k], *shown, None if groups is None else len(np.unique(within))))
+        figures = class_figures(sum(part.confusion for part in parts))
+        spread = recall_intervals(right, labels, groups, len(class_names))
+        for name, *found in zip(class_names, figures, spread, strict=True):
+            shown = (f"{value:.6g}" if isinstance(value, float) else value for each in found for value in each)
+            lines.append((split, name, *shown))
     write_csv(path, ("split", "class", *ClassFigures._fields, "recall_low", "recall_high", "groups"), lines)
 
 

@@ -153,6 +153,22 @@ def class_figures(counts: np.ndarray) -> list[ClassFigures]:
     ]
 
 
+def recall_intervals(
+    right: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, classes: int
+) -> list[tuple[float | None, float | None, int | None]]:
+    """The 95% interval of each class's recall, and how many groups its images come in; None for what there is not.
+
+    right: bool (N,). labels, groups: (N,).
+    """
+    found = []
+    for k in range(classes):
+        own = labels == k
+        within = None if groups is None else groups[own]
+        ends = share_interval(right[own], within) if own.any() else (None, None)
+        found.append((*ends, None if within is None else len(np.unique(within))))
+    return found
+
+
 def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | int]:
     """The number of groups, in how many of them a mistake is, and how many independent images would tell as much.
 

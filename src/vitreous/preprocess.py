@@ -183,11 +183,9 @@ def _plain(image: Image.Image, mode: str, white: float | None) -> Image.Image:
 
 def _check_planes(image: Image.Image) -> None:
     """Raises ValueError for a TIFF of uncompressed 16-bit colour planes: Pillow 13 reads noise from it, silently."""
-    tags = getattr(image, "tag_v2", {})
-    planes, compression, bits = (
-        tags.get(getattr(ExifTags.Base, tag)) for tag in ("PlanarConfiguration", "Compression", "BitsPerSample")
-    )
-    if (planes, compression) == (2, 1) and bits and len(bits) > 1 and max(bits) > 8:
+    tags, tag = getattr(image, "tag_v2", {}), ExifTags.Base
+    apart = (tags.get(tag.PlanarConfiguration), tags.get(tag.Compression)) == (2, 1)
+    if apart and len(bits := tags.get(tag.BitsPerSample, ())) > 1 and max(bits) > 8:
         raise ValueError("a TIFF of uncompressed 16-bit planes, which Pillow misreads: save its channels interleaved")
 
 

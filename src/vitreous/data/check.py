@@ -174,14 +174,12 @@ def _series(image_set: ImageSet) -> list[str]:
     few = long.sum() < 2 * len(image_set.class_names)  # as where each class is one
     if few or counts[long].sum() < 0.5 * len(images):
         return []
-    parts = len(names)
-    columns = (
-        name for name in images.columns if len(set(images.column(name))) == parts
-    )  # fewer: of several series each
-    alike = (name for name in columns if len(set(zip(images.column(name), found, strict=True))) == parts)
+    # a column with as many values as there are series, and as many pairs of the two, divides as they do
+    columns = (name for name in images.columns if len(set(images.column(name))) == len(names))
+    alike = (name for name in columns if len(set(zip(images.column(name), found, strict=True))) == len(names))
     return [
         f"the names count {long.sum()} series, such as {names[long][0]} ({counts[long][0]} images): if each shows one "
-        f"thing, such as a slide, a patient or a film, keep them together by "
+        "thing, such as a slide, a patient or a film, keep them together by "
         f"data.group={shlex.quote(next(alike, SERIES))}, or figures will be too good"
     ]
 

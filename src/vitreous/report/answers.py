@@ -17,6 +17,7 @@ from vitreous.metrics import (
     chance_error,
     class_figures,
     figure_text,
+    recall_intervals,
     reliability,
     share_interval,
     top1_interval,
@@ -214,14 +215,14 @@ def _classes(
     counts: the confusion matrix of answers that are right, bool (N,), to images of these labels and groups.
     """
     figures, rows = class_figures(counts), []
+    spread = recall_intervals(right, labels, groups, len(names))
     for k in sorted(range(len(names)), key=lambda k: (figures[k].recall is None, figures[k].recall, k)):
         images, recall, precision, f1 = figures[k].images, figures[k].recall, figures[k].precision, figures[k].f1
         bar, found, interval = "", "no images", ""
+        low, high, several = spread[k]
         if images:
-            own = labels == k
-            low, high = share_interval(right[own], None if groups is None else groups[own])
             bar, found, interval = share_bar(recall, low, high), f"{recall:.1%}", f"{low:.1%} &ndash; {high:.1%}"
-        several = "" if groups is None else f"<td>{len(np.unique(groups[labels == k])):,}</td>"
+        several = "" if several is None else f"<td>{several:,}</td>"
         precision = "&ndash;" if precision is None else f"{precision:.1%}"
         f1 = "" if f1 is None else f"{f1:.1%}"
         rows.append(
