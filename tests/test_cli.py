@@ -960,13 +960,19 @@ def test_a_class_folder_that_cannot_be_read_is_named(vitreous, tmp_path, monkeyp
     assert (code, err) == (2, line)
 
 
-def test_a_full_disk_is_told_where_no_file_is_named(vitreous, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (errno.ENOSPC, "No space left on device: make room on the disk, or write to another"),
+        (errno.EROFS, "Read-only file system: name another place"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_told_where_no_file_is_named(vitreous, monkeypatch, number, line):
+    def refused(*_, **__):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(evaluation, "judge_run", full)
-    line = "vitreous: No space left on device: make room on the disk, or write to another\n"
-    assert vitreous("evaluate", "run") == (2, "", line)
+    monkeypatch.setattr(evaluation, "judge_run", refused)
+    assert vitreous("evaluate", "run") == (2, "", f"vitreous: {line}\n")
 
 
 def test_a_second_ctrl_c_ends_with_code_130_and_says_what_is_lost(vitreous, monkeypatch):

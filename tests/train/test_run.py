@@ -56,6 +56,7 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import NO_MPS
 from vitreous.evaluation import evaluate, judge
+from vitreous.files import replace_file
 from vitreous.metrics import fit_temperature, wilson
 from vitreous.model import ViT
 from vitreous.prediction import predict
@@ -67,7 +68,7 @@ from vitreous.train import loop, outcome, preview, signals
 from vitreous.train import run as run_module
 from vitreous.train import state as state_module
 from vitreous.train.engine import Engine
-from vitreous.train.folder import alone, check_claim, claimed
+from vitreous.train.folder import alone, check_claim, claimed, optional
 from vitreous.train.folds import fit_folds
 from vitreous.train.order import epoch_order, epoch_rows
 from vitreous.train.progress import show_log
@@ -1869,6 +1870,12 @@ def test_a_picture_that_fails_warns_and_loses_nothing(trained, pictures, monkeyp
     assert run.results["test"]["count"] == 12 and (run.folder / "results.json").exists()
     assert (run.folder / "plots" / "confusion_test.png").exists()
     assert "WARNING could not write" in (run.folder / "train.log").read_text()
+
+
+def test_a_picture_without_room_is_named_once(tmp_path, caplog):
+    with optional(tmp_path / "curves.png") as file:
+        replace_file(file, lambda part: os.write(os.open("/dev/full", os.O_WRONLY), b"ink"))
+    assert caplog.messages == [f"could not write {file}: No space left on device"]
 
 
 # --- how sure it is ---

@@ -21,6 +21,7 @@ from vitreous.messages import first_line, lacks_memory, plain
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
+    errno.EROFS: "name another place",
     errno.ENOSPC: "make room on the disk, or write to another",
     errno.EDQUOT: "make room on the disk, or write to another",
 }

@@ -37,7 +37,7 @@ def optional(file: Path) -> Iterator[Path]:
     try:
         yield file
     except Exception as error:
-        log.warning("could not write %s: %s", file, error)
+        log.warning("could not write %s: %s", file, str(error).removeprefix(f"cannot write {file}: "))
 
 
 def next_folder(name: str) -> Path:
