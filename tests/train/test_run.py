@@ -19,6 +19,7 @@ import sys
 import weakref
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -1874,7 +1875,7 @@ def test_a_picture_that_fails_warns_and_loses_nothing(trained, pictures, monkeyp
 
 def test_a_picture_without_room_is_named_once(tmp_path, caplog):
     with optional(tmp_path / "curves.png") as file:
-        replace_file(file, lambda part: os.write(os.open("/dev/full", os.O_WRONLY), b"ink"))
+        replace_file(file, lambda part: Path("/dev/full").write_bytes(b"ink"))
     assert caplog.messages == [f"could not write {file}: No space left on device"]
 
 
