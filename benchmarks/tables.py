@@ -51,6 +51,7 @@ def headline(results: dict[str, dict]) -> str:
         rows.append(
             (
                 "CIFAR-100" if result["recipe"].startswith("cifar100") else "CIFAR-10",
+                f"`{result['recipe']}`",
                 f"{result['params'] / 1e6:.1f} million",
                 f"{duration(result['time_limit'])} ({result['passes']:.0f} passes)",
                 hardware.format(result["machine"]["device"]),
@@ -62,14 +63,15 @@ def headline(results: dict[str, dict]) -> str:
     reported = [f"{100 * said['top1']:.1f}% ({said['time']})" for said in authors]
     compact = " and ".join(f"{100 * top1:.1f}%" for top1 in COMPACT.values())
     return (
-        f"{markdown(('from scratch, on', 'parameters', 'training time', 'hardware', 'test top-1'), rows)}\n\n"
+        f"{markdown(('from scratch, on', 'recipe', 'parameters', 'training time', 'hardware', 'test top-1'), rows)}\n\n"
         "These are ViTs with a convolutional stem, a 3 x 3 convolution in each MLP and attention pooling; n: runs "
         "averaged. The GPU's models ship here as `cifar10` and `cifar100` (the first of its two runs). They had been "
         "compiled before: on a new machine compiling takes a minute or more of the time limit, so raise it by as much "
         "([commands](docs/measurements.md#what-to-expect)). The number of test images alone leaves "
         f"± {100 * min(chance):.1f} to {100 * max(chance):.1f} points (95% interval). For scale, on CIFAR-10 and "
         "CIFAR-100:\n\n"
-        f"- a [demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}\n"
+        f"- a [demonstration of 2022](docs/reproductions.md) reports {' and '.join(reported)}, of training "
+        "images held out\n"
         "- Compact Transformers (CCT-7/3x1 of Hassani et al. 2021, 3.8 million parameters), from which that pooling "
         f"comes, report {compact} after 300 epochs, 98.0% and 82.9% after 5,000\n"
         "- a convolutional network made for speed (Jordan 2024), from which whitening and alternating flips come, "

@@ -51,6 +51,8 @@ class Setup:
     schedule_images: int | None = None
     """Images that a pass is taken to have when the schedule's steps are counted; None: those it has."""
     augment: Augment = field(default_factory=Augment)
+    shuffle: bool = True
+    """Each pass has an order of its own, not always the first one's."""
     normalise: bool = False
     """By mean and standard deviation of the training images."""
     validation: float = 0.0
@@ -187,7 +189,7 @@ def train_epoch(
     model, B = setup.model.train(), train.batch_size
     steps = -(-len(train) // B)
     scheduled = epochs * (steps if setup.schedule_images is None else setup.schedule_images // B)
-    order = epoch_order(len(train), seed, state.epoch)
+    order = epoch_order(len(train), seed, state.epoch if setup.shuffle else 0)
     draws = draw(setup.augment, len(train), seed, state.epoch)[order]
     plans = plan(draws, setup.augment, state.epoch, preprocess.image_size, B, train.device)
     black = torch.zeros(preprocess.channels, device=train.device)

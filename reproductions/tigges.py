@@ -13,8 +13,7 @@ from vitreous.recipe import OptimOptions
 from vitreous.train.optim import make_optimizers
 
 BATCH = 256
-# Its data modules are not part of the text: flips, padded crops and normalisation are taken for granted.
-LOOKS = Augment(flip=0.5, shift=4)
+LOOKS = Augment(flip=0.5, crop_scale=(0.08, 1.0))  # torchvision's RandomResizedCrop as it is
 
 FIXES = {
     "embedding-relu": "no ReLU follows the patch embedding, which loses half of what a patch says",
@@ -22,7 +21,7 @@ FIXES = {
     "final-norm": "a LayerNorm stands before the head",
     "schedule": "its length is counted from the training images there are, not from 60,000",
     "decay": "norms, biases, class token and positions do not decay",
-    "validation": "a tenth of the training images chooses the epoch; the test images are opened once",
+    "shuffle": "each pass has an order of its own, not always the first one's",
 }
 
 
@@ -74,9 +73,9 @@ def make(depth: int, dropout: float, rate: float, fixed: frozenset[str]) -> Setu
         schedule_images=None if "schedule" in fixed else 60_000,
         augment=LOOKS,
         normalise=True,
-        validation=0.1 if "validation" in fixed else 0.0,
-        watch="val" if "validation" in fixed else "test",
-        keep_best="validation" in fixed,
+        shuffle="shuffle" in fixed,
+        validation=0.1,
+        watch="val",
     )
 
 

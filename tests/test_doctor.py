@@ -33,7 +33,7 @@ def test_a_precision_that_is_faster_than_auto_is_told(monkeypatch, capsys, bf16,
 
 
 def test_an_optional_package_that_is_missing_is_told_with_its_pip_line(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": "track"})
+    monkeypatch.setattr(doctor, "OPTIONAL", {"track": ("no-such-package",)})
     doctor.examine()
     said = f'optional no-such-package: not installed: {sys.executable} -m pip install "vitreous[track]"'
     assert said in capsys.readouterr().out

@@ -204,6 +204,7 @@ def test_images_that_are_each_a_group_are_independent():
         ([1, 0, 1, 1], "aaaa", 1),
         ([1, 1, 1, 0, 0, 0, 1, 0, 1], "aaabbbccc", 1),  # 20/81 over 3/2 x 378/81**2 is 2.9, for three groups 0.6
         ([1, 0, 1, 0], "aabb", 4 * (1.959964 / 12.706205) ** 2),  # groups that are alike, but only two
+        ([1, 0, 0, 1, 0, 0], "aaabbb", 6 * (1.959964 / 12.706205) ** 2),  # alike, and a third is no binary fraction
         # 13 of 20; groups of which both are right, one is or none: five, three, two
         ([1, 1] * 5 + [1, 0] * 3 + [0, 0] * 2, "aabbccddeeffgghhiijj", 0.2275 * 400 / (6.1 * 10 / 9) * 0.750673),
     ],

@@ -12,15 +12,10 @@ from vitreous.device import NO_MPS, has_fast_bf16, pick_device, pick_precision
 from vitreous.messages import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
-OPTIONAL = {
-    "tensorboard": "track",
-    "wandb": "track",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "python-multipart": "serve",
+OPTIONAL = {  # extra: its packages
+    "track": ("tensorboard", "wandb"),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "serve": ("starlette", "uvicorn", "python-multipart"),
 }
 SIDE = 8192  # of the largest matrices multiplied
 
@@ -29,9 +24,10 @@ def examine() -> None:
     """Print versions, devices, matrix-product rates and findings."""
     print(f"Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed(name)}" for name in BASE))
-    for name, extra in OPTIONAL.items():
-        state = installed(name) or f'not installed: {sys.executable} -m pip install "vitreous[{extra}]"'
-        print(f"optional {name}: {state}")
+    for extra, names in OPTIONAL.items():
+        for name in names:
+            state = installed(name) or f'not installed: {sys.executable} -m pip install "vitreous[{extra}]"'
+            print(f"optional {name}: {state}")
     memory, threads = psutil.virtual_memory(), torch.get_num_threads()
     print(
         f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "

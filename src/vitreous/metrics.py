@@ -183,7 +183,8 @@ def group_figures(right: np.ndarray, groups: np.ndarray) -> dict[str, float | in
     figures = {"groups": G, "wrong_groups": len(np.unique(of[~right]))}
     if G < 2 or share in (0, 1):
         return figures | {"effective_count": G}
-    variance = G / (G - 1) * (np.bincount(of, weights=right - share) ** 2).sum() / N**2
+    excess = np.bincount(of, weights=right) - right.sum() * np.bincount(of) / N
+    variance = G / (G - 1) * (excess**2).sum() / N**2
     independent = share * (1 - share) / variance if variance else N
     return figures | {"effective_count": float(np.clip(independent * (Z95 / t.ppf(0.975, G - 1)) ** 2, 1, N))}
 

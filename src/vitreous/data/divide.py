@@ -33,7 +33,13 @@ def in_fold(data: "ImageSet", fold: int, folds: int, seed: int, group: str | Non
         units = "training images" if group is None else f"groups by data.group '{group}'"
         raise ValueError(f"class '{name}' has {count} {units}, fewer than {folds} folds: use fewer folds")
     if group is not None:
-        return _in_part(labels, groups, fold, folds, seed)
+        held = _in_part(labels, groups, fold, folds, seed)
+        if len(gone := np.setdiff1d(labels, labels[~held])):
+            raise ValueError(
+                f"all groups of class '{data.class_names[gone[0]]}' by data.group '{group}' fall into fold {fold}: use "
+                "another data.split_seed, or fewer folds"
+            )
+        return held
     parts = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels))
     return np.isin(np.arange(len(labels)), parts[fold - 1][1])
 

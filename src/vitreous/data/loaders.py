@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vitreous.data.images import Split
 from vitreous.data.stores import ArrayImages, BrokenImage, Images, even_rows
@@ -128,9 +129,9 @@ class Batches:
 
     def _streamed_epoch(self, order: Tensor) -> Iterator[Batch]:
         loader = DataLoader(
-            _Reader(self.images, self.preprocess),
-            batch_size=None,  # the reader is given the rows of a whole batch
-            sampler=[rows.numpy() for rows in order.split(self.batch_size)],
+            [rows.numpy() for rows in order.split(self.batch_size)],
+            batch_size=None,  # each item has the rows of a whole batch, which a worker reads
+            collate_fn=partial(_read, self.images, self.preprocess),
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_leave_group,
@@ -154,17 +155,12 @@ class Batches:
         return np.split(rows, range(step, len(rows), step))
 
 
-class _Reader(Dataset):
-    """Row numbers to pixels, in a worker. An error is returned as a value, to keep its one-line message."""
-
-    def __init__(self, images: Images, preprocess: Preprocess):
-        self.images, self.preprocess = images, preprocess
-
-    def __getitem__(self, rows: np.ndarray) -> Tensor | BrokenImage:
-        try:
-            return torch.from_numpy(self.images.read(rows, self.preprocess))
-        except BrokenImage as error:
-            return error
+def _read(images: Images, preprocess: Preprocess, rows: np.ndarray) -> Tensor | BrokenImage:
+    """The pixels of some rows, in a worker. An error is returned as a value, to keep its one-line message."""
+    try:
+        return torch.from_numpy(images.read(rows, preprocess))
+    except BrokenImage as error:
+        return error
 
 
 def _leave_group(_: int) -> None:

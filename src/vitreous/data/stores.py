@@ -153,8 +153,7 @@ class ArrayImages(Images):
         self.fitted = origin is not None
 
     def column(self, name: str) -> np.ndarray | None:
-        values = None if self.origin is None else self.origin.column(name)
-        return None if values is None else values[self.rows]
+        return None if self.origin is None else self.origin.take(self.rows).column(name)
 
     def places(self) -> list[str]:
         return super().places() if self.origin is None else self.origin.take(self.rows).places()
@@ -170,14 +169,6 @@ class ArrayImages(Images):
     def array(self) -> np.ndarray:
         """uint8 (N, C, H, W) in the order of the rows; a copy only if that is not the storage's order."""
         return self.pixels if np.array_equal(self.rows, np.arange(self.stored)) else self.pixels[self.rows]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.pixels.shape[1:]
-
-    @property
-    def channels(self) -> int:
-        return self.pixels.shape[1]
 
     def key(self) -> str:
         digest = hashlib.blake2b(repr(self.pixels.shape).encode(), digest_size=16)
@@ -213,7 +204,7 @@ class ArrayImages(Images):
         return preprocess.fit_array(self.pixels[row])
 
     def _shape(self, row):
-        return self.shape
+        return self.pixels.shape[1:]
 
     def _name(self, row):
         return self.origin.describe(row) if self.origin is not None else f"row {row}"

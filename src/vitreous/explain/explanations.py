@@ -341,11 +341,10 @@ def stems(names: Sequence[str], folder: Path, question: str = "", sha256: str = 
         own = {"image": as_text(name), "sha256": sha256, "question": question}
         for number in itertools.count(1):
             stem = plain if number == 1 else f"{plain}-{number}"
-            taken = stem.casefold() in given  # some systems know no case
-            if not taken and not _is_other(folder / f"{stem}.json", own):
+            figures = folder / f"{stem}.json"
+            if stem.casefold() not in given and not _is_other(figures, own):  # some systems know no case
                 break
         given.add(stem.casefold())
-        figures = folder / f"{stem}.json"
         check_free((folder / f"{stem}.png", figures), figures, MARK)
         result.append(folder / stem)
     return result

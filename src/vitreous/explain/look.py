@@ -210,13 +210,11 @@ def _patch_distances(model: ViT) -> Tensor:
 def _images(bundle: Bundle, run: Trained, data: ImageSet | Path | str | None, count: int) -> np.ndarray | None:
     """uint8 (n, C, H, W), drawn evenly from one split; None, with a warning that says why, if a run's own are unknown
     or cannot be read."""
-    own = data is None
     try:
-        image_set = own_data(run, fetch=False) if own else load(data)
-        split = image_set.splits[image_set.judged]
-        chosen = decode(split.evenly(count), bundle.preprocess, skip_broken=True)
+        image_set = own_data(run, fetch=False) if data is None else load(data)
+        chosen = decode(image_set.split(image_set.judged).evenly(count), bundle.preprocess, skip_broken=True)
     except (ValueError, OSError) as error:
-        if not own:
+        if data is not None:
             raise
         log.warning("%s; without images there are only filters and positions", error)
         return None

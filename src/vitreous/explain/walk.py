@@ -58,7 +58,7 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
     out = path_of(out)
     check_file(out, ".html", MARK)
     bundle = Bundle.of(run)
-    where, model = bundle.to(device), bundle.model
+    where, model, config = bundle.to(device), bundle.model, bundle.model.config
     pixels = read_image(image, bundle.preprocess)  # (C, H, W)
     normalised = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(where))
     seen = open_pass(model, normalised)
@@ -71,9 +71,11 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
     name = Path(image_name(image)).name
     body = [
         f"<h1>One image through the model: {escape(name)}</h1>",
-        f"<p>{_facts(model.config)} It answers <b>{escape(bundle.class_names[top[0]])}</b> with "
-        f"{lens[-1, top[0]]:.1%}. Equations are numbered as in Dosovitskiy et al. 2021. Shapes: B images (here 1), "
-        "N tokens of D numbers each, h attention heads of d numbers each, K classes.</p>",
+        f"<p>{config.depth} blocks of {config.heads} heads, tokens {config.dim} wide, patches of "
+        f"{' x '.join(map(str, config.patch_size))} pixels, {config.num_classes} classes. It answers "
+        f"<b>{escape(bundle.class_names[top[0]])}</b> with {lens[-1, top[0]]:.1%}. Equations are numbered as in "
+        "Dosovitskiy et al. 2021. Shapes: B images (here 1), N tokens of D numbers each, h attention heads of d "
+        "numbers each, K classes.</p>",
         _pixels_and_patches(model, shown, normalised),
         _tokens(model, seen.tokens[0]),
     ]
@@ -271,13 +273,6 @@ def _pooling(config: ViTConfig) -> str:
     over = ",  over the N patches" if config.prefix else ""
     said = {"cls": "  (equation 4)", "attention": weights, "mean": over, "cls_mean": over}[config.pool]
     return f"<b>y</b> = {f'LN({pooled[config.pool]})' if after else pooled[config.pool]}{said}"
-
-
-def _facts(config: ViTConfig) -> str:
-    return (
-        f"{config.depth} blocks of {config.heads} heads, tokens {config.dim} wide, patches of {config.patch_size[0]} x "
-        f"{config.patch_size[1]} pixels, {config.num_classes} classes."
-    )
 
 
 def _picture(pixels: np.ndarray, caption: str, width: int) -> str:

@@ -69,7 +69,7 @@ def summarise(config: ViTConfig) -> Summary:
     parts |= {"norm": model.norm, "pool": model.pool, "head": model.head}
 
     shapes = _record_shapes(parts)
-    flops, kept = _run(model, images[:2])
+    flops, kept = _run(model, images[:2].clone())
     _, kept_of_three = _run(model, images)  # less those of two: what a batch keeps once is left out
     shapes["tokens"] = shapes["patches"][1], shapes["tokens"][1]
     parameters = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}

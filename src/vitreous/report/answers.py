@@ -135,10 +135,9 @@ def _sections(
     scaled, counts = torch.cat([part.scaled for part in parts]), sum(part.confusion for part in parts)
     temperatures = ", ".join(f"{part.bundle.temperature:.3g}" for part in parts)
     right, groups, shares = (logits.argmax(dim=1) == labels).numpy(), pooled_groups(parts), scaled.softmax(dim=1)
-    before, after = reliability(logits, labels), reliability(scaled, labels)
-    charts = [reliability_chart("ECE as trained", before)]
+    charts = [reliability_chart("ECE as trained", reliability(logits, labels))]
     if not torch.equal(logits.double(), scaled):
-        charts.append(reliability_chart(f"ECE at temperature {temperatures}", after))
+        charts.append(reliability_chart(f"ECE at temperature {temperatures}", reliability(scaled, labels)))
         if figures["ece"] > figures["ece_unscaled"]:
             about_temperature += " On the images here, the error is larger with it than without."
     sure = _calibration(charts, scaled, figures.get("effective_count"), about_temperature)

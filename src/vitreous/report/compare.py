@@ -112,10 +112,8 @@ def by_fold_against(first: Finished, run: Finished) -> str | None:
     p by the corrected resampled t-test of Nadeau and Bengio (2003), which allows for the training images that folds
     share. None if the folds are not the same.
     """
-    if run is first or not (first.is_cross and run.is_cross):
-        return None
-    same = all(first.recipe[key] == run.recipe[key] for key in ("data.folds", "data.split_seed", "data.group"))
-    if not same or not isinstance(_gains(first, run, "test"), np.ndarray):
+    same = first.is_cross and run.is_cross and isinstance(_gains(first, run, "test"), np.ndarray)
+    if not same or any(first.recipe[key] != run.recipe[key] for key in ("data.folds", "data.split_seed")):
         return None
     gains = np.subtract(run.results["top1_by_fold"], first.results["top1_by_fold"])
     p = resampled_t_p(gains, 1 / (len(gains) - 1))
@@ -258,7 +256,7 @@ def render(runs: Sequence[Finished], rows: Rows | None = None) -> list[Table]:
     }
     tables = []
     for title, (heads, lines) in parts.items():
-        if heads and lines:
+        if lines:
             table = Table(title, *(Column(markup.escape(head), overflow="fold") for head in heads))
             for name, texts in lines:
                 table.add_row(name, *map(markup.escape, texts))
@@ -288,9 +286,7 @@ def compare_page(file: Path | str, runs: Sequence[Finished], rows: Rows | None =
         Section("recipes", "Recipes", _recipes(runs)),
     ]
     sets = dict.fromkeys(run.data["name"] for run in runs)
-    lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {', '.join(sets)}."
-    for caution in cautions(runs):
-        lead += f" {caution}"
+    lead = " ".join([f"{len(runs)} run{'s' if len(runs) > 1 else ''} on {', '.join(sets)}.", *cautions(runs)])
     heading = " · ".join(Path(name).resolve().name for name in names) if len(runs) <= 4 else f"{len(runs)} runs"
     write_page(path_of(file), lay_out(kind="Comparison", heading=heading, lead=lead, sections=sections))
 

@@ -34,8 +34,7 @@ def uncertain_hits(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
 def picture(pixels: np.ndarray, alt: str) -> str:
     """An <img> that holds its pixels, uint8 (C, H, W); large ones are shrunk."""
     image = Image.fromarray(pixels[0] if pixels.shape[0] < 3 else pixels[:3].transpose(1, 2, 0))
-    if max(image.size) > LARGEST:
-        image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    image.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     kind = ' class="pixels"' if max(image.size) <= SMALL else ""
     width, height = image.size
     return f'<img{kind} src="{png(image)}" width="{width}" height="{height}" alt="{escape(alt)}" decoding="async">'

@@ -70,12 +70,11 @@ def choose_recipe(
         return read_recipe(run / "recipe.yaml", overrides), None, ""
     if run is not None and name is None:
         name = str(run / "recipe.yaml")
-    if name is None and source is None:
-        source = _given(overrides).source
-    if name is None and not source:
-        raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
     data, reason, settings = None, "", []
     if name is None:
+        source = _given(overrides).source if source is None else source
+        if not source:
+            raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
         place = None if isinstance(source, ImageSet) else split_source(source)[0]
         if any(setting.startswith("start.weights=") for setting in overrides):
             data, name = load(source), "finetune"

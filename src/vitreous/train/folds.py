@@ -66,8 +66,9 @@ def fit_folds(
     check_unseen(recipe, data)
     if recipe.start.weights is not None:  # the model is that of the weights
         recipe = load_start(recipe, data.class_names).recipe
-    recipe = fit_to_data(recipe, data.divided(recipe.with_options("data", fold=1).data))
     folds = recipe.data.folds
+    parts = [data.divided(recipe.with_options("data", fold=k).data) for k in range(1, folds + 1)]  # or none begins
+    recipe = fit_to_data(recipe, parts[0])
     if dry_run:
         say(console, f"the first of {folds} folds:")
         first = recipe.with_options("data", fold=1)
@@ -161,14 +162,13 @@ def conclude(
         )
     lines = ((k, *line) for k, part in enumerate(parts, start=1) for line in answer_lines(replace(part, name="test")))
     write_csv(folder / "answers.csv", ("fold", *answer_head(data.class_names)), lines)
-    counts = sum(part.confusion for part in parts)
     write_classes({"test": parts}, data.class_names, folder / "classes.csv")
     results = summarise(recipe, runs) | {"pooled": pooled_figures(parts)}
     if pictures:
         with optional(folder / "confusion.png") as file:
             from vitreous.plots import confusion_matrix
 
-            confusion_matrix(counts, data.class_names, file)
+            confusion_matrix(sum(part.confusion for part in parts), data.class_names, file)
         with optional(folder / "report.html"):
             from vitreous.report import folds_report
 

@@ -181,7 +181,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 def rate_factor(options: OptimOptions, step: float, steps: int) -> float:
     """The learning rate at step `step` (from 0; a float under a time limit) of `steps`, as a share of its peak."""
     step = min(step, steps - 1)  # under a time limit it may come close to `steps`
-    if options.schedule == "onecycle":  # Smith and Topin 2018, with the constants of torch's OneCycleLR
+    if options.schedule == "onecycle":  # Smith and Topin 2018, with torch's OneCycleLR's constants for the rate
         rise = 0.3 * steps - 1
         if step <= rise:
             return _cosine(1 / 25, 1.0, step / max(rise, 1))
