@@ -1043,6 +1043,14 @@ def test_a_card_treats_a_name_under_vitreous_data_like_a_path(tmp_path, monkeypa
     )
 
 
+def test_a_card_names_no_setting_of_what_was_off(run, tmp_path):
+    write_shared(run, tmp_path, json.loads((run / "results.json").read_text()))
+    for mixup, told in ((0.8, "- augment: mixup 0.8, mix_probability 0.5\n"), (0.0, "- augment: as by default\n")):
+        augment = {"mixup": mixup, "mix_probability": 0.5}
+        (tmp_path / "recipe.yaml").write_text(tiny_recipe(augment=augment).dump())
+        assert told in card(tmp_path)
+
+
 def test_a_card_shows_names_of_classes_as_they_are(run, tmp_path):
     results = json.loads((run / "results.json").read_text())
     write_shared(run, tmp_path, results)

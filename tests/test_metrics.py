@@ -216,6 +216,10 @@ def test_the_effective_sample_size_is_the_one_worked_out_by_hand(right, groups, 
     assert figures == expected | {"effective_count": pytest.approx(max(effective, 1), rel=1e-5)}
 
 
+def test_none_and_all_leave_an_interval_that_ends_there_exactly():
+    assert all(wilson(0, n)[0] == 0 and wilson(n, n)[1] == 1 for n in range(1, 1001))
+
+
 @pytest.mark.parametrize("counts", [(0, 0), (3, 0), (8, 2), (40, 61), (700, 500)])
 def test_of_single_images_the_sign_test_is_mcnemars(counts):
     gained, lost = counts

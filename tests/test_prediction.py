@@ -206,6 +206,9 @@ def test_images_of_five_channels_are_asked_about_as_arrays():
         ask(bundle, pixels[..., :3])
     with pytest.raises(TypeError, match="an image is a path, bytes, a PIL image or an array, not int"):
         ask(bundle, [7])
+    for given in (io.BytesIO(b"..."), None, ImageSet.from_arrays(pixels, [0, 1])):  # a file would give its lines
+        with pytest.raises(TypeError, match=f"images is a {type(given).__name__}: give paths, bytes .* data.test"):
+            ask(bundle, given)
 
 
 def test_a_broken_picture_in_memory_is_a_broken_image(bundle):

@@ -9,7 +9,7 @@ import torch
 from vitreous.data.sources import HUB, NAMED
 from vitreous.files import read_csv, read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
-from vitreous.recipe import Recipe, read_recipe
+from vitreous.recipe import Recipe, idle, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, is_shipped, read_config
 
 CARD = "README.md"
@@ -268,7 +268,8 @@ def _settings(recipe: Recipe) -> str:
     distill = {"distill": recipe.distill} if recipe.distill.teacher else {}
     for name, section in ({"optim": recipe.optim, "augment": recipe.augment} | distill).items():
         given = section.model_dump(mode="json", exclude_defaults=True)
-        lines.append(f"- {name}: " + (", ".join(f"{key} {value}" for key, value in given.items()) or "as by default"))
+        told = [f"{key} {value}" for key, value in given.items() if f"{name}.{key}" not in idle(recipe)]
+        lines.append(f"- {name}: {', '.join(told) or 'as by default'}")
     return "\n".join(lines)
 
 

@@ -247,7 +247,7 @@ def wilson(hits: float, count: float) -> tuple[float, float]:
     share, z2 = hits / count, Z95**2
     centre = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = Z95 / (1 + z2 / count) * (share * (1 - share) / count + z2 / (4 * count**2)) ** 0.5
-    return max(centre - half, 0.0), min(centre + half, 1.0)
+    return max(centre - half, 0.0) if hits else 0.0, min(centre + half, 1.0) if hits < count else 1.0
 
 
 class Reliability(NamedTuple):

@@ -124,6 +124,11 @@ def predict(
     moved there, and by `auto` to a GPU if there is one. precision: `auto` is what the run's recipe says, unless that is
     float16; for a `Bundle`, which has no recipe, as in training.
     """
+    if hasattr(images, "read") or not (_is_one(images) or isinstance(images, Split | Iterable)):
+        raise TypeError(
+            f"images is a {type(images).__name__}: give paths, bytes (of an open file its .read()), PIL images, "
+            "arrays, or a split, such as data.test"
+        )
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")

@@ -673,6 +673,11 @@ def test_a_test_split_whose_labels_are_kept_back_is_left_out_and_said(tmp_path, 
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
+        (
+            {"image": [b"", b""], "label": [True, False], "patient": [7, 8]},
+            "'label' holds bool, not an integer or a word",
+        ),
+        ({"image": [b"", b""], "Label": [1.0, None], "who": ["a", "b"]}, "'Label' holds double, .* DATA:COLUMN"),
         ({"label": [0, 1]}, r"image columns \[\] and label columns \['label'\]"),
         ({"image": [b"", b""]}, r"image columns \['image'\] and label columns \[\]"),
         ({"image": [b"", b""], "p": [0, 1], "q": [0, 1]}, r"label columns \['p', 'q'\]: one of each is needed"),

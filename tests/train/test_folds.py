@@ -170,12 +170,23 @@ def test_groups_of_each_class_validate(tmp_path, seed):
         (r"(\w+)_\d+\.jpg$", 3, r"data.group '.*' is not a column, and finds nothing in .*cat0_0.png: use another"),
         ("/", 3, "all images of class 'cat' fall into one group of data.group '/', so none can be held"),
         ("animals", 3, "data.group 'animals' is not a column, and finds nothing in cat/cat0_0.png: use another"),
-        (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use fewer folds"),
+        (BY_ANIMAL, 6, r"class 'dog' has 5 groups by data.group '.*', fewer than 6 folds: use at most 5 folds"),
     ],
 )
 def test_groups_that_do_not_allow_it_are_refused(animals, group, folds, message):
     with pytest.raises(ValueError, match=message):
         animals.with_fold(1, folds, group=group)
+
+
+def test_no_fold_begins_where_a_later_one_would_lack_a_class(tmp_path):
+    shots = {"cat": {"g0": 2, "g2": 1}, "dog": {"g0": 2, "g1": 2}}
+    data = grouped_set(tmp_path / "photos", shots)
+    recipe = folds_recipe(2, data={"group": BY_ANIMAL, "val_fraction": 0, "split_seed": 0})
+    data.with_fold(1, 2, 0, group=BY_ANIMAL)
+    told = "all groups of class 'cat' by data.group '.*' fall into fold 2: use another data.split_seed, or fewer folds"
+    with pytest.raises(ValueError, match=told):
+        fit_folds(recipe, data, out=tmp_path / "cv", **quiet())
+    assert not (tmp_path / "cv").exists()
 
 
 def test_what_belongs_together_is_judged_together(animals, tmp_path, monkeypatch, caplog):
@@ -300,7 +311,7 @@ def test_other_labels_of_the_same_images_hold_out_others(tmp_path, caplog, colum
 
 def test_a_class_smaller_than_the_folds_is_named():
     pixels, labels = stripes(11)
-    with pytest.raises(ValueError, match="class '2' has 3 training images, fewer than 4 folds: use fewer folds"):
+    with pytest.raises(ValueError, match="class '2' has 3 training images, fewer than 4 folds: use at most 3 folds"):
         ImageSet.from_arrays(pixels, labels).with_fold(1, 4)
 
 

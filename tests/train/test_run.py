@@ -760,6 +760,14 @@ def test_streaming_is_told_with_what_would_end_it(trained):
         assert (said in text.getvalue()) is (budget < 1)
 
 
+def test_a_dry_run_lists_no_setting_of_what_is_off(trained):
+    for cutmix in (0.0, 1.0):
+        recipe = tiny_recipe(augment={"cutmix": cutmix, "mix_until": 0.5})
+        trained(recipe, tiny_set(), f"{cutmix}", dry_run=True, console=Console(file=(text := io.StringIO()), width=200))
+        assert ("  augment.cutmix=1.0 augment.mix_until=0.5\n" in text.getvalue()) is (cutmix > 0)
+        assert ("mix_until" in text.getvalue()) is (cutmix > 0)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streamed_images_give_the_weights_of_resident_ones(trained, workers, monkeypatch):
     options = EVERYTHING | {"epochs": 1}

@@ -115,15 +115,16 @@ def calibrate(
     for name in RECORD:  # so that the copy knows its data and precision, too
         if folder is not None and (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
+    judged = data if before.name == "given" else before.name
     count, old, new = len(before.labels), before.bundle.temperature, after.bundle.temperature
     if old == new:
         print(
-            f"{before.name}: {count:,} images are too few, or too often answered right, to tell a better temperature "
+            f"{judged}: {count:,} images are too few, or too often answered right, to tell a better temperature "
             f"than {old:.3f}: the copy answers as before"
         )
     else:
         print(
-            f"{before.name}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error on them "
+            f"{judged}: {count:,} images; temperature {new:.3f} (before: {old:.3f}), calibration error on them "
             f"{after.figures['ece']:.2%} ({before.figures['ece']:.2%}), on others a little larger"
         )
     print(f"{out}: {', '.join(sorted(file.name for file in out.iterdir()))}")

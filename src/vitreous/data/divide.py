@@ -24,14 +24,15 @@ def in_fold(data: "ImageSet", fold: int, folds: int, seed: int, group: str | Non
     labels, groups = data.train.labels, _group_numbers(data, group)
     counts = np.bincount(np.unique(np.stack([labels, groups]), axis=1)[0])  # groups of each class
     if len(small := np.flatnonzero((counts > 0) & (counts < folds))):
-        name, count = data.class_names[small[0]], counts[small[0]]
+        name, count = data.class_names[small[0]], int(counts[small[0]])
         if group is not None and count == 1:
             raise ValueError(
                 f"all images of class '{name}' fall into one group of data.group '{group}', so none can be held out: "
                 "use another"
             )
-        units = "training images" if group is None else f"groups by data.group '{group}'"
-        raise ValueError(f"class '{name}' has {count} {units}, fewer than {folds} folds: use fewer folds")
+        units = f"training image{'s' * (count > 1)}" if group is None else f"groups by data.group '{group}'"
+        way_out = f"use at most {count} folds" if count > 1 else "add images of it, or leave the class out"
+        raise ValueError(f"class '{name}' has {count} {units}, fewer than {folds} folds: {way_out}")
     if group is not None:
         held = _in_part(labels, groups, fold, folds, seed)
         if len(gone := np.setdiff1d(labels, labels[~held])):

@@ -215,8 +215,14 @@ def _columns(file: Path | str, label: str | None) -> tuple[str, str, tuple[str, 
     images = stated("Image") or [field.name for field in schema if holds_images(field.type)]
     labels = [field.name for field in schema if holds_labels(field.type)]
     if label is None:
-        of_classes = [name for name in stated("ClassLabel") if name.lower() != "split"]
-        labels = of_classes or [name for name in labels if name.lower() != "split"]
+        named = [name for word in LABEL_COLUMNS for name in schema.names if name.lower() == word][:1]
+        if named and named[0] not in labels:
+            raise ValueError(
+                f"{file}: '{named[0]}' holds {schema.field(named[0]).type}, not an integer or a word an image: make it "
+                "one, or name the column of labels, as in DATA:COLUMN"
+            )
+        of_classes, others = ([n for n in some if n.lower() != "split"] for some in (stated("ClassLabel"), labels))
+        labels = named or of_classes or others
     elif label in labels:
         labels = [label]
     else:
@@ -224,16 +230,15 @@ def _columns(file: Path | str, label: str | None) -> tuple[str, str, tuple[str, 
             f"{file} has no column '{label}' of labels (integers or words, one an image): it has "
             f"{', '.join(labels) or 'none'}"
         )
-    preferred = [name for name in LABEL_COLUMNS if name in labels] or labels
-    if len(images) != 1 or not preferred or (len(labels) > 1 and preferred[0] not in LABEL_COLUMNS):
+    if len(images) != 1 or len(labels) != 1:
         raise ValueError(
             f"{file} has image columns {images} and label columns {labels}: one of each is needed; of "
             f"several label columns, one named {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}, or the one that "
             "stands behind a colon, DATA:COLUMN"
         )
-    names, numbers = features.get(preferred[0], {}).get("names"), not _is_text(schema.field(preferred[0]).type)
+    names, numbers = features.get(labels[0], {}).get("names"), not _is_text(schema.field(labels[0]).type)
     names = tuple(names) if numbers and names and isinstance(names, list) else None
-    return images[0], preferred[0], names, numbers
+    return images[0], labels[0], names, numbers
 
 
 def _is_text(kind) -> bool:

@@ -24,6 +24,16 @@ SWITCHES = (
 )
 
 
+def idle(recipe: Recipe) -> set[str]:
+    """Settings that do nothing in a recipe, whatever they say."""
+    return {
+        key
+        for switches, off, settings in SWITCHES
+        if all(attrgetter(switch)(recipe) in off for switch in switches)
+        for key in settings
+    }
+
+
 def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Raises ValueError if one of the overrides, `section.key=value`, does nothing in the recipe that they made."""
     given = {text.partition("=")[0] for text in overrides}
