@@ -363,7 +363,7 @@ def test_calibrate_writes_a_copy_that_is_as_sure_as_it_is_right(vitreous, work, 
     figures = evaluation.evaluate(after, work / "photos" / "train", device="cpu")
     assert before.temperature == 1 and after.temperature > 2 and figures["ece"] < figures["ece_unscaled"]
     assert (code, err) == (0, "") and out == (
-        f"given: 36 images; temperature {after.temperature:.3f} (before: 1.000), calibration error "
+        f"photos/train: 36 images; temperature {after.temperature:.3f} (before: 1.000), calibration error "
         f"on them {figures['ece']:.2%} ({figures['ece_unscaled']:.2%}), on others a little larger\n"
         f"{tmp_path / 'new'}: config.json, model.safetensors\n"
     )
