@@ -177,7 +177,8 @@ def test_coupled_decay_moves_weights_without_a_gradient_by_the_whole_rate():
 
 
 def test_a_schedule_counted_from_60_000_images_stops_at_75_percent_of_its_way():
-    faithful, steps = on_meta("tigges-cifar10"), -(-45_000 // 256)
+    faithful = on_meta("tigges-cifar10")
+    steps = math.ceil(50_000 * (1 - faithful.validation) / 256)
     believed = faithful.schedule_images // 256
     assert (believed, steps) == (234, 176) and steps / believed == pytest.approx(0.75, abs=0.005)
     last = 180 * steps - 1

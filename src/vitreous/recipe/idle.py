@@ -1,7 +1,8 @@
 """Settings that would do nothing, as what they belong to is off."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import Any
 
 from vitreous.recipe.schema import Recipe, written
 
@@ -24,22 +25,23 @@ SWITCHES = (
 )
 
 
+def _off(recipe: Recipe) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Switches that are off, with their values, and the settings that therefore do nothing."""
+    for switches, off, settings in SWITCHES:
+        now = {key: attrgetter(key)(recipe) for key in switches}
+        if all(value in off for value in now.values()):
+            yield now, settings
+
+
 def idle(recipe: Recipe) -> set[str]:
     """Settings that do nothing in a recipe, whatever they say."""
-    return {
-        key
-        for switches, off, settings in SWITCHES
-        if all(attrgetter(switch)(recipe) in off for switch in switches)
-        for key in settings
-    }
+    return {key for _, settings in _off(recipe) for key in settings}
 
 
 def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
     """Raises ValueError if one of the overrides, `section.key=value`, does nothing in the recipe that they made."""
     given = {text.partition("=")[0] for text in overrides}
-    for switches, off, settings in SWITCHES:
-        now = {key: attrgetter(key)(recipe) for key in switches}
-        idle = [key for key in settings if key in given]
-        if idle and all(value in off for value in now.values()):
+    for now, settings in _off(recipe):
+        if without := [key for key in settings if key in given]:
             why = " and ".join(f"{key} is {written(value)}" for key, value in now.items())
-            raise ValueError(f"{idle[0]} does nothing here, as {why}: leave it out, or change that")
+            raise ValueError(f"{without[0]} does nothing here, as {why}: leave it out, or change that")
