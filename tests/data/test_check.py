@@ -39,8 +39,8 @@ def test_copies_and_conflicting_labels_are_counted():
     images[7] = images[30]  # dog and cat
     made = balanced(images)
     assert check(made, made.train) == [
-        "2 training images are exact copies of others, such as row 20 = row 4",
-        "1 of these copies carry another label, such as row 30 ('cat') = row 7 ('dog')",
+        "training images that are exact copies of others: 2, such as row 20 = row 4",
+        "copies of another label than their original: 1, such as row 30 ('cat') = row 7 ('dog')",
     ]
 
 
@@ -135,7 +135,7 @@ def test_groups_that_a_set_brings_on_both_sides_are_named(tmp_path):
     (tmp_path / "test" / "dog" / "x.png").rename(tmp_path / "test" / "dog" / "p5_0.png")
     made = load(tmp_path)
     (finding,) = [finding for finding in check(made, made.train, group="(p.*)_") if "groups" in finding]
-    assert finding.startswith("1 groups of data.group '(p.*)_' have images in train and in test, such as p2:")
+    assert finding.startswith("groups of data.group '(p.*)_' with images in train and in test: 1, such as p2;")
     assert not [finding for finding in check(made, made.train) if "groups" in finding]
 
 

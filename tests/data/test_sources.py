@@ -602,7 +602,7 @@ def test_rows_of_parquet_files_are_held_out_by_group(tmp_path):
     write_parquet(tmp_path / "x.parquet", named)
     assert len(load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="dose (mg").val) == 4
     write_parquet(tmp_path / "x.parquet", columns | {"patient": [None, *patients[1:]]})
-    with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data\.group asks for: fill it in$"):
+    with pytest.raises(ValueError, match=r"^images without 'patient', as data\.group asks for: 1; fill it in$"):
         load(f"{tmp_path / 'x.parquet'}:label").with_validation(0.5, group="patient")
 
 

@@ -56,7 +56,7 @@ def test_a_file_that_is_listed_twice_is_told_as_that(photos):
     cells = zip([*FILES, FILES[1], FILES[0]], "ababba", ["train"] * 5 + ["test"], strict=True)
     made = load(write_table(photos, "file,label,split", *map(",".join, cells)))
     train, test = (decode(split, preprocess_of()) for split in (made.train, made.test))
-    told = f"1 training images are exact copies of others, such as {photos}/{FILES[1]}, which is listed twice"
+    told = f"training images that are exact copies of others: 1, such as {photos}/{FILES[1]}, which is listed twice"
     assert told in check(made, train)
     told = f"1 of 1 test images are also in train, such as {photos}/{FILES[0]}, which is listed twice"
     assert leaks("test", test.images, train.images, image_hashes(train.images)) == told
@@ -278,7 +278,7 @@ def test_a_column_of_splits_that_is_called_otherwise_is_not_passed_over(photos):
 def test_what_says_nothing_cannot_be_held_out_together(photos):
     rows = [f"{file},{'ab'[i % 2]},{'p' * (i > 0)}" for i, file in enumerate(FILES)]
     made = load(f"{write_table(photos, 'file,breed,patient', *rows)}:breed")
-    with pytest.raises(ValueError, match=r"^1 images have no 'patient', as data.group asks for: fill it in$"):
+    with pytest.raises(ValueError, match=r"^images without 'patient', as data.group asks for: 1; fill it in$"):
         made.with_validation(0.3, group="patient")
 
 

@@ -149,7 +149,7 @@ def _torn(image_set: ImageSet, group: str) -> list[str]:
             groups[name] = set(groups_of(split.images, group).tolist())
     shared = {pair: groups[pair[0]] & groups[pair[1]] for pair in combinations(groups, 2)}
     return [
-        f"{len(torn)} groups of data.group '{group}' have images in {a} and in {b}, such as {min(torn)}: figures on "
+        f"groups of data.group '{group}' with images in {a} and in {b}: {len(torn)}, such as {min(torn)}; figures on "
         f"{b} will be too good"
         for (a, b), torn in shared.items()
         if torn
@@ -231,12 +231,12 @@ def _copies(class_names: tuple[str, ...], train: Split | Batches, hashes: np.nda
         return []
     describe, labels = train.images.describe, np.asarray(train.labels)
     example = _pair(describe(copies[0]), describe(original[copies[0]]))
-    findings = [f"{len(copies)} training images are exact copies of others, such as {example}"]
+    findings = [f"training images that are exact copies of others: {len(copies)}, such as {example}"]
     conflicts = copies[labels[copies] != labels[original[copies]]]
     if len(conflicts):
         row, other = conflicts[0], original[conflicts[0]]
         findings.append(
-            f"{len(conflicts)} of these copies carry another label, such as "
+            f"copies of another label than their original: {len(conflicts)}, such as "
             f"{describe(row)} ('{class_names[labels[row]]}') = "
             f"{describe(other)} ('{class_names[labels[other]]}')"
         )

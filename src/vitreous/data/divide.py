@@ -141,7 +141,7 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
     """
     if (column := images.column(pattern)) is not None:
         if empty := int((column == "").sum()):
-            raise ValueError(f"{empty} images have no '{pattern}', as data.group asks for: fill it in")
+            raise ValueError(f"images without '{pattern}', as data.group asks for: {empty}; fill it in")
         return column
     try:
         compiled = re.compile(pattern)
