@@ -351,6 +351,15 @@ def faithfulness_table(results: list[dict]) -> str:
     )
 
 
+def shuffled_table(results: list[dict]) -> str:
+    """How alike a method's maps are with a model's weights and with the same ones shuffled: 0 is best, 1 the worst."""
+    rows = [
+        [f"`{name}`", *(f"{r['shuffled'][name]['mean']:.2f} ± {r['shuffled'][name]['se']:.2f}" for r in results)]
+        for name in results[0]["shuffled"]
+    ]
+    return markdown(["method", *(EXPLAINED[r["run"]] for r in results)], rows)
+
+
 def gpu_table(throughput: dict, to_94: dict) -> str:
     """Training and inference throughput on a GPU, with the share of its datasheet's rate, and the time to 94%."""
     machine, peak = throughput["machine"], throughput["peak_tflops"]
@@ -397,11 +406,13 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
         name: f"{make(results[name])}\n\nMachine: {describe(results[name]['machine'])}."
         for name, make in tables.items()
     }
+    explained = [results[f"faithfulness-{name}"] for name in EXPLAINED]
     measured |= {
         "fine-tuning": transfer_table(results["fine-tuning"], results["own-checkpoint"]),
         "deployment": deployment_sentence(results["deployment"]),
         "gpu": gpu_table(results["throughput-cuda"], results["time-to-94"]),
-        "faithfulness": faithfulness_table([results[f"faithfulness-{name}"] for name in EXPLAINED]),
+        "faithfulness": faithfulness_table(explained),
+        "shuffled": shuffled_table(explained),
     }
     recipes = [content for content in results.values() if {"recipe", "top1_mean"} <= content.keys()]
     measured |= {"results": recipe_table(recipes), "speed": speed(results), "memory": memory_sentence(results)}

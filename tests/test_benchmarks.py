@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import augment
-import faithfulness  # noqa: F401
+import faithfulness
 import finetune
 import loading
 import measure
@@ -25,6 +25,8 @@ import torch
 from measure import RESULTS, declare_torchvision_operators
 from scaling import exponent
 
+from vitreous.explain import METHODS
+from vitreous.model import ViT, ViTConfig
 from vitreous.recipe.schema import make_recipe
 from vitreous.train.run import fit
 
@@ -251,3 +253,34 @@ def test_a_figure_stands_under_its_time_limit_and_processor_wherever_these_come_
         ("H100", 3.75, 0),
     ]
     assert "H100" not in minutes.minutes_table(found)
+
+
+def test_shuffled_weights_are_the_same_numbers_elsewhere():
+    model = ViT(ViTConfig(size="nano/2", image_size=8, num_classes=3))
+    before = {name: weights.clone() for name, weights in model.named_parameters()}
+    other = dict(faithfulness.shuffled(model).named_parameters())
+    assert all(torch.equal(weights, before[name]) for name, weights in model.named_parameters())
+    assert all(torch.equal(other[name].flatten().sort()[0], before[name].flatten().sort()[0]) for name in before)
+    assert not torch.equal(other["positions"], before["positions"])
+
+
+def test_maps_are_alike_whose_patches_have_the_same_order():
+    rising = torch.arange(4.0).view(2, 2)
+    maps = torch.stack([rising, rising, rising, torch.zeros(2, 2)])
+    others = torch.stack([rising**3, -rising, rising.flatten()[[1, 0, 3, 2]].view(2, 2), rising])
+    assert faithfulness.rank_correlations(maps, others).tolist() == pytest.approx([1, -1, 0.6, 0])
+
+
+def test_explanations_are_measured_with_each_method(monkeypatch, recipe, image_set, tmp_path):
+    run, saved = fit(recipe, image_set, out=tmp_path / "run"), {}
+    monkeypatch.setattr(faithfulness, "load", lambda _: image_set)
+    monkeypatch.setattr(faithfulness, "shuffled", lambda model: model)
+    monkeypatch.setattr(faithfulness, "save", lambda file, content: saved.update({file.name: content}))
+    monkeypatch.setattr(sys, "argv", ["faithfulness.py", str(run.folder), "these", "--images", "3"])
+    faithfulness.main()
+    (found,) = saved.values()
+    assert list(saved) == ["faithfulness-run.json"] and found["images"] == 3
+    assert found["areas"].keys() == {*METHODS, "contrast", "random"}
+    assert {name: figure["mean"] for name, figure in found["shuffled"].items()} == pytest.approx(
+        dict.fromkeys(METHODS, 1)  # of a model with itself
+    )
