@@ -47,6 +47,7 @@ def rank_correlations(maps: Tensor, others: Tensor) -> Tensor:
 
 
 def mean_and_error(values: Tensor) -> dict[str, float | None]:
+    """Of one value per image (N,): the mean, and its standard error, None where N is 1."""
     return {"mean": values.mean().item(), "se": values.std().item() / len(values) ** 0.5 if len(values) > 1 else None}
 
 

@@ -18,7 +18,7 @@ EXPLAINED = {
     "mnist": "models/mnist",
     "cifar10": "models/cifar10",
     "cifar100": "models/cifar100",
-    "digits-attention": "recipe digits",
+    "digits": "recipe digits",
 }
 PEERS = {  # results that there are, and what they were measured with
     f"peers{model}-{units}": f"{title}, {name}"

@@ -271,16 +271,20 @@ def test_maps_are_alike_whose_patches_have_the_same_order():
     assert faithfulness.rank_correlations(maps, others).tolist() == pytest.approx([1, -1, 0.6, 0])
 
 
-def test_explanations_are_measured_with_each_method(monkeypatch, recipe, image_set, tmp_path):
+@pytest.mark.parametrize("other", ["itself", "shuffled"])
+def test_explanations_are_measured_with_each_method(monkeypatch, recipe, image_set, tmp_path, other):
     run, saved = fit(recipe, image_set, out=tmp_path / "run"), {}
     monkeypatch.setattr(faithfulness, "load", lambda _: image_set)
-    monkeypatch.setattr(faithfulness, "shuffled", lambda model: model)
+    if other == "itself":
+        monkeypatch.setattr(faithfulness, "shuffled", lambda model: model)
     monkeypatch.setattr(faithfulness, "save", lambda file, content: saved.update({file.name: content}))
     monkeypatch.setattr(sys, "argv", ["faithfulness.py", str(run.folder), "these", "--images", "3"])
     faithfulness.main()
     (found,) = saved.values()
     assert list(saved) == ["faithfulness-run.json"] and found["images"] == 3
     assert found["areas"].keys() == {*METHODS, "contrast", "random"}
-    assert {name: figure["mean"] for name, figure in found["shuffled"].items()} == pytest.approx(
-        dict.fromkeys(METHODS, 1)  # of a model with itself
-    )
+    alike = {name: figure["mean"] for name, figure in found["shuffled"].items()}
+    if other == "itself":
+        assert alike == pytest.approx(dict.fromkeys(METHODS, 1))
+    else:
+        assert alike.keys() == set(METHODS) and max(alike.values()) < 0.9
