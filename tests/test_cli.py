@@ -1211,6 +1211,14 @@ def test_commands_load_only_what_they_use(work, command, loaded, kept_out):
     assert not modules & (heavy | kept_out)
 
 
+def test_a_current_folder_that_is_gone_is_told(tmp_path):
+    code = f"import os; os.rmdir(os.getcwd()); {START}"
+    command = (sys.executable, "-c", code, "recipes")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    line = "vitreous: the current folder is gone: go to one that is there, as by cd\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
 def test_a_closed_output_is_no_error():
     command = f"{sys.executable} -c '{START}' recipes >&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)

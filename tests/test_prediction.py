@@ -23,6 +23,7 @@ from vitreous.model import ViTConfig
 from vitreous.prediction import (
     Prediction,
     eval_batch_size,
+    evaluating,
     forward,
     image_files,
     predict,
@@ -324,6 +325,18 @@ def test_a_model_in_training_mode_answers_as_in_evaluation_and_stays_as_it_was(f
     modes = [module.training for module in bundle.model.modules()]
     assert ask(bundle, files) == expected
     assert [module.training for module in bundle.model.modules()] == modes and len(set(modes)) == 2
+
+
+def test_threads_that_ask_at_once_leave_the_model_as_it_was(bundle):
+    model, first, second = bundle.model.train(), evaluating(bundle.model), evaluating(bundle.model)
+    model.patches.eval()
+    modes = [module.training for module in model.modules()]
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not any(module.training for module in model.modules())  # the second still asks
+    second.__exit__(None, None, None)
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_a_split_is_answered_in_its_own_order(bundle, monkeypatch):

@@ -5,6 +5,7 @@ import csv
 import json
 import mmap
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +17,6 @@ from safetensors import SafetensorError
 from vitreous.messages import first_line
 
 PART = ".part"
-TORCH_WRITES = ("inline_container", "PytorchStreamWriter")  # in the messages of torch's write errors
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # one of these tells a run from a lone recipe
 
 
@@ -52,12 +52,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         part.replace(target)
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
-    except (RuntimeError, SafetensorError) as error:  # what torch and safetensors raise for a full disk
-        if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in TORCH_WRITES):
-            raise
+    except SafetensorError as error:
         reason = first_line(error).removeprefix("Error while serializing: I/O error: ")
-        doubt = " (is the disk full?)" if isinstance(error, RuntimeError) else ""  # torch does not say
-        raise OSError(f"cannot write {path}: {reason}{doubt}") from error
+        code = re.search(r" \(os error (\d+)\)$", reason)
+        raise OSError(f"cannot write {path}: {reason}") from (OSError(int(code[1]), reason) if code else error)
+    except RuntimeError as error:  # torch's, while it handles one of the file
+        if not isinstance(cause := error.__context__, OSError):
+            raise
+        raise OSError(f"cannot write {path}: {cause.strerror}") from cause
     finally:
         part.unlink(missing_ok=True)
     with suppress(OSError):  # some network file systems cannot, nor a folder that may not be read

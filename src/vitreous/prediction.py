@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from glob import glob
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, TextIO
 
 import numpy as np
@@ -55,16 +56,27 @@ Asked = Path | str | bytes | Image.Image | np.ndarray | Tensor | StoredImage
 """A path, a file's bytes, a picture, pixels in a format that `as_pixels` takes for many, or an image of a split."""
 
 
+_asked: dict[nn.Module, tuple[list[tuple[nn.Module, bool]], int]] = {}  # modes to give back, and how often inside
+_asking = Lock()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode while inside."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """The model in evaluation mode while inside, and as long as another thread is."""
+    with _asking:
+        modes, inside = _asked.get(model) or ([(module, module.training) for module in model.modules()], 0)
+        _asked[model] = modes, inside + 1
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        with _asking:
+            modes, inside = _asked.pop(model)
+            if inside > 1:
+                _asked[model] = modes, inside - 1
+            else:
+                for module, mode in modes:
+                    module.training = mode
 
 
 @torch.inference_mode()

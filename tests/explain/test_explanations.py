@@ -39,6 +39,18 @@ def test_answers_are_those_of_predict(files):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_inference_mode_around_it_changes_nothing(files, tmp_path, method):
+    tiny_bundle().save(tmp_path / "model")
+    expected = [e.to_json() for e in explain(tmp_path / "model", files, method=method, device="cpu")]
+    with torch.inference_mode():  # as a service may call
+        explained = []
+        for each in explain(tmp_path / "model", files, method=method, device="cpu"):
+            explained.append(each.to_json())
+            assert torch.is_inference_mode_enabled()
+    assert explained == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("pool", ["cls", "mean", "attention", "cls_mean"])
 def test_maps_are_those_of_the_method(files, method, pool):
     bundle = tiny_bundle(pool=pool, registers=1)

@@ -59,6 +59,13 @@ def test_filters_of_a_stem_are_what_its_tokens_change_by(stem, field):
     torch.testing.assert_close((window * filters).sum(dim=(1, 2, 3)), change, atol=1e-7, rtol=1e-3)
 
 
+def test_looking_in_inference_mode_changes_nothing(tmp_path):
+    bundle = tiny_bundle(patch_embedding="conv_stem", stem_channels=(4,))
+    expected = look(bundle, out=tmp_path / "out")
+    with torch.inference_mode():
+        assert look(bundle, out=tmp_path / "inside") == expected
+
+
 @pytest.mark.parametrize(("strides", "field"), [((1, 2, 2), 12), ((2, 1, 2), 14), ((2, 2, 1), 18)])
 def test_filters_of_a_stem_that_pools_are_as_wide_as_it_sees(strides, field):
     stem = {"stem_channels": (4, 6), "stem_strides": strides, "stem_pool": True}

@@ -72,8 +72,8 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch, functi
     save_checkpoint(file, CONTENT, [random_state(CPU)])
     before = file.read_bytes()
 
-    def write_half(content, path):
-        path.write_bytes(b"half a file")
+    def write_half(content, opened):
+        opened.write(b"half a file")
         raise OSError("power cut")
 
     def fail(*_):

@@ -57,6 +57,8 @@ from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
 from vitreous.device import NO_MPS
 from vitreous.evaluation import evaluate, judge
+from vitreous.explain import explain
+from vitreous.explain.look import look
 from vitreous.files import replace_file
 from vitreous.metrics import fit_temperature, wilson
 from vitreous.model import ViT
@@ -429,6 +431,22 @@ def test_a_run_leaves_random_numbers_and_accelerate_as_they_were(trained):
     trained(tiny_recipe(epochs=1), tiny_set(), "other")
     Accelerator(cpu=True, mixed_precision="bf16")  # refused if another precision had been set already
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_default_dtype_or_device_of_the_caller_changes_nothing(trained):
+    expected, default = trained(tiny_recipe(epochs=1), tiny_set()).results["test"]["loss"], torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")  # stands for a GPU
+    try:
+        run = trained(tiny_recipe(epochs=1), tiny_set(), "other")
+        assert (torch.get_default_dtype(), torch.get_default_device().type) == (torch.float64, "meta")
+        torch.set_default_device(None)
+        assert evaluate(run, tiny_set())["loss"] == run.results["test"]["loss"] == expected
+        (explained,) = explain(run, tiny_set().test[0][0], device="cpu")
+        assert explained.probabilities and look(run, out=run.folder / "look")
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(default)
 
 
 def test_data_may_be_named_and_a_home_folder_written_as_a_tilde(monkeypatch, tmp_path):
@@ -1276,7 +1294,8 @@ def test_a_run_that_could_not_be_judged_is_not_trained_again(trained, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(outcome, "judge", fail)
-        with pytest.raises(OSError, match="the disk is gone"):
+        said = r"^the disk is gone: put that right; training is done and kept: then end the run by vt\.fit\("
+        with pytest.raises(ValueError, match=said):
             trained(recipe, tiny_set(), "parts")
     run = trained(recipe, tiny_set(), "parts", resume=True, on_step=lambda *_: steps.append(1))
     assert not steps and untimed(run.results) == untimed(whole.results)

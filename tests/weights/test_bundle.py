@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import CLASSES, tiny_bundle, tiny_recipe, tiny_set, write_images
+from torch.nn.utils import prune
 
 from vitreous import Bundle
+from vitreous.model import ViT
 from vitreous.prediction import predict
 from vitreous.preprocess import Preprocess
 from vitreous.train.run import fit
@@ -250,6 +252,22 @@ def test_reading_a_model_leaves_random_numbers_as_they_were(saved):
         assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize("read", [Bundle.load, lambda folder: load_weights(folder)[0]])
+def test_a_model_read_in_inference_mode_can_still_be_trained(saved, read):
+    with torch.inference_mode():
+        model = read(saved).model
+    model(torch.zeros(2, *Bundle.load(saved).preprocess.shape)).sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_a_model_moved_in_inference_mode_can_still_be_trained(monkeypatch):
+    monkeypatch.setattr(bundle_module, "pick_device", lambda name: torch.device("meta"))
+    bundle = tiny_bundle()
+    with torch.inference_mode():
+        bundle.to("auto")
+    assert not any(weight.is_inference() for weight in bundle.model.parameters())
+
+
 def test_a_model_stays_on_the_gpu_that_it_is_on_unless_another_device_is_asked_for(monkeypatch):
     asked = []
     monkeypatch.setattr(bundle_module, "pick_device", lambda name: asked.append(name) or torch.device("meta"))
@@ -257,6 +275,35 @@ def test_a_model_stays_on_the_gpu_that_it_is_on_unless_another_device_is_asked_f
     for device in ("auto", "auto", "cpu"):  # "meta" stands for a GPU
         assert bundle.to(device) == torch.device("meta") == next(bundle.model.parameters()).device
     assert asked == ["auto", "meta", "cpu"]
+
+
+def pruned(model):
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    return model
+
+
+def subclassed(model):
+    class Doubled(ViT):
+        def forward(self, images):
+            return 2 * super().forward(images)
+
+    return Doubled(model.config)
+
+
+@pytest.mark.parametrize("change", [pruned, subclassed])
+def test_a_model_that_would_be_read_as_another_is_not_saved(tmp_path, change):
+    bundle = tiny_bundle()
+    with pytest.raises(ValueError, match=r"^model is a \w+ that differs from vt.ViT\(model.config\), as which"):
+        replace(bundle, model=change(bundle.model)).save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_saved_as_the_model_itself(tmp_path):
+    bundle = tiny_bundle()
+    replace(bundle, model=torch.compile(bundle.model)).save(tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() == bundle.model.state_dict().keys()
+    assert Bundle.load(tmp_path).digest() == bundle.digest()
 
 
 # --- finding one ---

@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -72,6 +73,10 @@ def main() -> None:
             signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that nothing half written is left
     sys.stdout = sys.stdout or io.TextIOWrapper(io.BytesIO())  # where it was closed, as by >&-
     sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
+    try:
+        Path.cwd()
+    except OSError:  # else torch's libraries do not load, and say that they are broken
+        _refuse("the current folder is gone: go to one that is there, as by cd")
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -208,11 +208,12 @@ def explain(
     if other is not None and (chosen == other or len(bundle.class_names) == 1):
         raise ValueError(f"'{against}' cannot be explained against itself: name another class")
 
+    @torch.inference_mode(False)  # a service may call in inference mode, in which nothing has gradients
     def answers() -> Iterator[Explanation]:
         model, config = bundle.model, bundle.model.config
         shown = layer or config.depth
         with torch.no_grad(), evaluating(model):
-            nothing = model(torch.zeros(1, *bundle.preprocess.shape, device=where))  # (1, K)
+            nothing = model(torch.zeros(1, *bundle.preprocess.shape, dtype=torch.float32, device=where))  # (1, K)
         empty = (nothing / bundle.temperature).softmax(dim=1)[0]  # (K,)
         for names, pixels in read_batches(images, bundle.preprocess, broken, explained_at_once(config)):
             x = bundle.preprocess.normalise(torch.from_numpy(pixels).to(where))

@@ -31,6 +31,7 @@ COMPONENTS = 28  # as many as the paper shows
 VIEWS = ("filters", "positions", "attention_distance", "depth_similarity", "token_norms", "early_answers")
 
 
+@torch.inference_mode(False)  # in which nothing has gradients
 @torch.no_grad()
 def look(
     run: Trained,
@@ -109,10 +110,10 @@ def patch_filters(model: ViT) -> Tensor:
     apart = np.cumprod(config.stem_steps, axis=0)  # pixels from a place to the next one, after each convolution
     around = 3 + 2 * int(np.ceil(apart.sum(axis=0) / apart[-1]).max())  # patches, more than a token sees
     like = next(model.parameters())
-    image = torch.zeros(1, config.channels, around * P, around * Q, device=like.device, requires_grad=True)
+    image = like.new_zeros(1, config.channels, around * P, around * Q).requires_grad_()
     with torch.enable_grad(), evaluating(model):
         token = model.patches(image)[0, around**2 // 2]  # (D,)
-        each = torch.eye(config.dim, device=like.device)
+        each = torch.eye(config.dim).to(like)
         (gradient,) = torch.autograd.grad(token, image, each, is_grads_batched=True)
     seen = gradient[:, 0].abs().amax(dim=(0, 1)) > 0  # (around P, around Q)
     rows, columns = seen.any(dim=1).nonzero().flatten(), seen.any(dim=0).nonzero().flatten()

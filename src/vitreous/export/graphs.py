@@ -4,6 +4,7 @@ Each `write_*` returns the file, read back from disk, as a function of uint8 ima
 """
 
 import copy
+import io
 import json
 import logging
 import warnings
@@ -17,7 +18,6 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from vitreous.messages import first_line
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
 
@@ -96,10 +96,9 @@ def write_pt2(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
         program = torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # which names folders of this machine
-        try:
-            torch.export.save(program, folder / PT2, extra_files={"metadata.json": said})
-        except RuntimeError as error:  # torch's error for a full disk
-            raise OSError(f"cannot write {PT2}: {first_line(error)}") from error
+        whole = io.BytesIO()  # as on a full disk torch's own writer would abort the process
+        torch.export.save(program, whole, extra_files={"metadata.json": said})
+        (folder / PT2).write_bytes(whole.getbuffer())
         loaded = torch.export.load(folder / PT2).module()
     return lambda pixels: loaded(pixels if preprocess_inside else bundle.preprocess.normalise(pixels))
 

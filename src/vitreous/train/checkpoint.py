@@ -24,7 +24,12 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 def save_checkpoint(path: Path, content: dict[str, Any], random: list[dict[str, Tensor]]) -> None:
     """Write tensors and plain values. random: `random_state` of each process."""
     content = content | {"format": FORMAT, "random": random}
-    replace_file(path, lambda part: torch.save(content, part))
+
+    def write(part: Path) -> None:
+        with part.open("wb") as file:  # one of Python's, whose errors say why
+            torch.save(content, file)
+
+    replace_file(path, write)
 
 
 def load_checkpoint(path: Path, device: torch.device, rank: int = 0) -> dict[str, Any]:

@@ -29,15 +29,19 @@ def is_main() -> bool:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Give the caller back accelerate's settings and torch's generators: the CPU's, and CUDA's where it had begun."""
+    """Train with torch's own default dtype and device, whatever the caller's are, and give the caller back these,
+    accelerate's settings and torch's generators: the CPU's, and CUDA's where it had begun."""
     alone = int(os.environ.get("WORLD_SIZE", 1)) == 1  # several processes stay connected
     states = [kind._shared_state for kind in (PartialState, AcceleratorState, GradientState)] if alone else []
     before = [dict(state) for state in states]
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(gpus):
+    dtype, host = torch.get_default_dtype(), torch.device("cpu")
+    with torch.random.fork_rng(gpus), nullcontext() if torch.get_default_device() == host else host:
+        torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
+            torch.set_default_dtype(dtype)
             for state, content in zip(states, before, strict=True):
                 state.clear()
                 state.update(content)

@@ -201,9 +201,11 @@ def fit(
                 return Run(folder, stopped=True)
             try:
                 results = engine.from_main(partial(outcome.finish, job))
-            except (ValueError, RuntimeError, MemoryError) as error:
+            except (ValueError, RuntimeError, MemoryError, OSError) as error:
                 if isinstance(error, BrokenImage):
                     said, how = str(error), ""
+                elif isinstance(error, OSError):  # such as a full disk
+                    said, how = f"{error}: put that right", ""
                 elif lacks_memory(error) or lacks_memory(error.__cause__):
                     said, how = "not enough memory to judge the model", ", with data.memory_budget=0.1 or on the CPU"
                 else:

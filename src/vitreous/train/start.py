@@ -17,7 +17,7 @@ from vitreous.messages import one_line, shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess, same_channels
 from vitreous.recipe import DataOptions, Recipe, flat, written
-from vitreous.weights.bundle import find_bundle, find_record, read_config
+from vitreous.weights.bundle import find_bundle, find_record, is_plain, read_config
 from vitreous.weights.load import in_head, load_weights, weights_digest
 
 FREE = ("image_size", "num_classes", "head_hidden", "dropout", "drop_path")  # what a recipe may change in a model
@@ -172,10 +172,7 @@ def check_model(model: ViT, recipe: Recipe) -> None:
     """
     if not isinstance(model, ViT):
         raise TypeError(f"model is a {type(model).__name__}: give a ViT, such as {EXAMPLE}")
-    with torch.device("meta"):
-        plain = ViT(model.config)
-    shapes, expected = ({name: (w.shape, w.dtype) for name, w in m.state_dict().items()} for m in (model, plain))
-    if type(model) is not ViT or str(model) != str(plain) or shapes != expected:
+    if not is_plain(model) or any(weight.dtype != torch.float32 for weight in model.parameters()):
         raise ValueError(
             f"model is a {type(model).__name__} that differs from vt.ViT(model.config) in float32, and a run would "
             "keep that one: give a plain ViT, and train others in a loop of your own"

@@ -74,13 +74,19 @@ class Bundle:
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
         """Write the bundle, each file atomically. dtype: of floating-point weights (default: unchanged).
 
-        Raises ValueError for weights that the dtype cannot hold.
+        Raises ValueError for weights that the dtype cannot hold, and for a model that `load` could not bring back.
         """
+        model = getattr(self.model, "_orig_mod", self.model)  # of `torch.compile`
+        if not is_plain(model):
+            raise ValueError(
+                f"model is a {type(model).__name__} that differs from vt.ViT(model.config), as which it would be "
+                "read: give a plain ViT, after torch's prune.remove, say, or save its state_dict() yourself"
+            )
         folder = path_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {
             name: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous().cpu()
-            for name, value in self.model.state_dict().items()
+            for name, value in model.state_dict().items()
         }
         if dtype is not None and (beyond := not_finite(weights)):
             raise ValueError(
@@ -102,6 +108,7 @@ class Bundle:
             "temperature": self.temperature,
         }
 
+    @torch.inference_mode(False)  # in which weights that are moved could no longer be trained, or explained
     def to(self, device: str) -> torch.device:
         """Move the model to a device, and return that. `auto`: the GPU that it is on, else as for `pick_device`."""
         own = next(self.model.parameters()).device
@@ -119,6 +126,7 @@ class Bundle:
         return Bundle.load(find_bundle(run))
 
     @staticmethod
+    @torch.inference_mode(False)
     def load(folder: os.PathLike[str] | str) -> "Bundle":
         """Read a bundle from its folder or that of its run; the model is in evaluation mode, its weights float32.
 
@@ -133,7 +141,7 @@ class Bundle:
         except FileNotFoundError as error:
             raise ValueError(f"{folder} has no {WEIGHTS}: give a folder with {WEIGHTS} and {CONFIG}") from error
         with torch.random.fork_rng([]):  # the weights drawn are replaced, and the caller's draws stay as they are
-            model = ViT(said.model)
+            model = ViT(said.model).float()  # whatever the caller has made the default
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:  # which names what is missing, unexpected or of another shape
@@ -165,6 +173,14 @@ def read_config(folder: Path) -> Description:
         raise ValueError(f"{file} does not describe a model: it has no {error}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} does not describe a model: {one_line(error)}") from error
+
+
+def is_plain(model: ViT) -> bool:
+    """Whether this is the ViT that its config describes: only that can be read back from config and weights."""
+    with torch.device("meta"):
+        described = ViT(model.config)
+    shapes, expected = ({name: w.shape for name, w in m.state_dict().items()} for m in (model, described))
+    return type(model) is ViT and str(model) == str(described) and shapes == expected
 
 
 def find_bundle(run: os.PathLike[str] | str) -> Path:

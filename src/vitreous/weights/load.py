@@ -75,6 +75,7 @@ class Report(NamedTuple):
         return lines
 
 
+@torch.inference_mode(False)
 def load_weights(
     source: os.PathLike[str] | str,
     *,
@@ -131,7 +132,7 @@ def load_weights(
         )
 
     with torch.random.fork_rng([]):  # for a new head; the caller's draws stay as they are
-        model = ViT(config)
+        model = ViT(config).float()  # whatever the caller has made the default
     state = {name: value for name, value in ours.items() if not (new_head and in_head(name))}
     grids = (said.model.grid, config.grid) if config.grid != said.model.grid else None
     if grids and "positions" in state:
