@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class Judged:
     """(N,), the labels as the set numbers them, if known: the model's classes may come in another order."""
 
     @cached_property
-    def figures(self) -> dict:
+    def figures(self) -> dict[str, Any]:
         """Those of `metrics.classification_metrics`, at the bundle's temperature."""
         return classification_metrics(self.logits, self.labels, self.bundle.temperature, self.groups)
 
@@ -155,7 +156,7 @@ def calibrated(judged: Judged) -> Bundle:
     return replace(judged.bundle, temperature=temperature, calibrated_on=judged.digest)
 
 
-def pooled_figures(parts: Sequence[Judged]) -> dict:
+def pooled_figures(parts: Sequence[Judged]) -> dict[str, Any]:
     """Figures of several models with the same classes, each on its part of a set, as if one model had answered it all.
 
     Without `auroc`, as scores of different models have no common order, and `temperature`, as each has its own.
@@ -215,7 +216,7 @@ def evaluate(
     device: str = "auto",
     precision: str = "auto",
     skip_broken: bool = False,
-) -> dict:
+) -> dict[str, Any]:
     """Figures of a run on a split of a data set, by default the run's own, as in its `results.json`.
 
     `top1`, `top5` (None for five classes or fewer), `f1_macro`, `ece` and the like are shares of 1; `count` is the
@@ -291,7 +292,7 @@ def judge_run(
     )
 
 
-def record_evaluation(judged: Judged) -> dict:
+def record_evaluation(judged: Judged) -> dict[str, Any]:
     """What `compare` needs besides figures and answers to put a model beside others: for `evaluation.json`."""
     config, preprocess = judged.bundle.model.config, judged.bundle.preprocess
     fitted = {"model.image_size": list(config.image_size), "model.channels": config.channels}

@@ -7,7 +7,7 @@
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class Preprocess(BaseModel):
     """Image size, how images are brought to it, and the statistics that normalise them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    if TYPE_CHECKING:  # by the fields' types a checker would refuse image_size=32
+
+        def __init__(self, **fields: Any) -> None: ...
 
     image_size: Pair
     """(rows, columns), in pixels; one number means a square."""

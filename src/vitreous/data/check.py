@@ -7,6 +7,7 @@ import unicodedata
 from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def copies_among(images: Images, among: np.ndarray, which: str, who: str) -> str
     return f"{said}: figures on them will be too good"
 
 
-def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict:
+def summary(image_set: ImageSet, train: Split | Batches, val: Split | Batches | None = None) -> dict[str, Any]:
     """The content of `data.json`: counts of the images used and, if broken files are left out, of all images listed;
     and a hash of the pixels and labels given, where they are decoded."""
     given = {"train": train, "val": val}

@@ -4,6 +4,8 @@ Ti, S, B, L and H: Dosovitskiy et al. 2021, Table 1, and its small siblings of S
 The last three are ours, for small images and few of them.
 """
 
+from typing import Any
+
 #             width      blocks       heads       hidden width of the MLP / width
 SIZES = {
     "Ti": {"dim": 192, "depth": 12, "heads": 3, "mlp_ratio": 4.0},
@@ -17,7 +19,7 @@ SIZES = {
 }
 
 
-def size(name: str) -> dict:
+def size(name: str) -> dict[str, Any]:
     """The `ViTConfig` fields of a size, `B` or with its patch size `B/16`. Raises ValueError for any other name."""
     letters, slash, patch = name.partition("/")
     if letters not in SIZES or (slash and not (patch.isdecimal() and int(patch) > 0)):

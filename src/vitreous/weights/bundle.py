@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -100,7 +101,7 @@ class Bundle:
         known = {"calibrated_on": self.calibrated_on} if self.calibrated_on else {}
         write_json(folder / CONFIG, self._config() | known)
 
-    def _config(self) -> dict:
+    def _config(self) -> dict[str, Any]:
         return {
             "model": self.model.config.model_dump(mode="json"),
             "preprocess": self.preprocess.model_dump(mode="json", exclude_none=True),
