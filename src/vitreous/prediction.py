@@ -10,7 +10,7 @@ from glob import glob
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -136,11 +136,7 @@ def predict(
     moved there, and by `auto` to a GPU if there is one. precision: `auto` is what the run's recipe says, unless that is
     float16; for a `Bundle`, which has no recipe, as in training.
     """
-    if hasattr(images, "read") or not (_is_one(images) or isinstance(images, Split | Iterable)):
-        raise TypeError(
-            f"images is a {type(images).__name__}: give paths, bytes (of an open file its .read()), PIL images, "
-            "arrays, or a split, such as data.test"
-        )
+    check_asked(images)
     for name, value in {"top": top, "batch_size": batch_size}.items():
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
@@ -221,6 +217,15 @@ def read_batches(
                 yield names, np.stack(pixels)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def check_asked(images: Any) -> None:
+    """Raises TypeError for what is neither an image nor many, such as an open file, which would give its lines."""
+    if hasattr(images, "read") or not (_is_one(images) or isinstance(images, Split | Iterable)):
+        raise TypeError(
+            f"images is a {type(images).__name__}: give paths, bytes (of an open file its .read()), PIL images, "
+            "arrays, or a split, such as data.test"
+        )
 
 
 def _is_one(images: Iterable[Asked] | Asked) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_labels_in_a_column_are_taken():
 
 
 def test_labels_are_checked_against_the_classes():
-    with pytest.raises(ValueError, match=r"train labels 0\.\.2 are not within 0\.\.1"):
+    with pytest.raises(ValueError, match=r"train labels 0\.\.2 are not within 0\.\.1: .*, and name each of them$"):
         ImageSet.from_arrays(pixels(3), [0, 1, 2], class_names=["a", "b"])
     with pytest.raises(ValueError, match="test has class 'c' that train lacks"):
         ImageSet.from_arrays(pixels(2), [0, 1], test=(pixels(1), [2]), class_names=["a", "b", "c"])
@@ -85,6 +86,7 @@ def test_labels_are_checked_against_the_classes():
     [
         (np.array(["ant", "bee"]), ("ant", "bee")),
         (range(2), ("0", "1")),
+        ([b"ant", np.bytes_("Biene")], ("ant", "Biene")),
         ([("tench", "Tinca tinca"), ("crane",)], ("tench, Tinca tinca", "crane")),
     ],
 )
@@ -96,9 +98,9 @@ def test_class_names_become_text(given, names):
     assert ImageSet.from_dataset(data, class_names=given).class_names == names
 
 
-@pytest.mark.parametrize("given", ["ab", {0: "a", 1: "b"}])
+@pytest.mark.parametrize("given", ["ab", {0: "a", 1: "b"}, {"a", "b"}, frozenset("ab")])
 def test_class_names_that_are_no_list_are_refused(given):
-    with pytest.raises(ValueError, match=r"^class_names is a (str|dict): give a list of names, in the order of the la"):
+    with pytest.raises(ValueError, match=r"^class_names is a (str|dict|\w*set): give a list of names, in the order of"):
         ImageSet.from_arrays(np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1], class_names=given)
 
 
@@ -269,6 +271,15 @@ def test_labels_of_a_dataset_outside_its_classes_are_refused(label):
         ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, label], classes=["bee", "cat"]))
 
 
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_a_dataset_without_images_is_told_as_such(part):
+    train = Pairs(pixels(2), [0, 1], classes=["ant", "bee"])
+    with pytest.raises(ValueError, match=rf"^{part} holds no images$"):
+        ImageSet.from_dataset(train, **{part: torch.utils.data.Subset(train, [])})
+    with pytest.raises(ValueError, match=r"^train holds no images$"):
+        ImageSet.from_dataset([])
+
+
 def test_dataset_items_that_are_no_pairs_are_refused():
     with pytest.raises(ValueError, match=r"must be pairs \(image, label\), not dict: of Hugging Face's datasets give"):
         ImageSet.from_dataset([{"image": 1, "label": 0}])
@@ -287,6 +298,14 @@ def test_taking_rows_and_reading_agree():
 def test_arrays_of_another_size_are_fitted():
     read = ArrayImages(pixels(3, 1)).read(np.array([1]), preprocess_of(3, 4))
     np.testing.assert_array_equal(read[0], preprocess_of(3, 4).fit_array(pixels(3, 1)[1]))
+
+
+def test_a_memory_map_with_changes_of_its_own_travels_with_them(tmp_path):
+    np.save(tmp_path / "x.npy", pixels(3))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
+    mapped[1] = 7
+    images = pickle.loads(pickle.dumps(ArrayImages(mapped)))
+    assert (images.pixels[1] == 7).all() and (images.pixels[2] == pixels(3)[2]).all()
 
 
 def test_a_memory_map_travels_as_its_path(tmp_path):
@@ -413,6 +432,13 @@ def test_labels_that_are_names_and_images_of_many_sizes_are_shown_the_way(tmp_pa
     with pytest.raises(ValueError, match=r"^images are of several shapes: give a dataset of them to ImageSet\."):
         ImageSet.from_arrays(ragged, [0, 1])
     assert len(ImageSet.from_dataset(list(zip(ragged, [0, 1], strict=True))).train) == 2
+
+
+@pytest.mark.parametrize("image", ["cat.jpg", Path("cat.jpg"), b"GIF89a", [[0]]])
+def test_what_is_no_image_of_a_dataset_is_told_with_the_way_to_read_files(image):
+    data = ImageSet.from_dataset([(image, 0), (image, 1)])
+    with pytest.raises(BrokenImage, match=r"^list: row 1: an image is .*, not \w+; files are read by vt\.load_data"):
+        data.train[1]
 
 
 @pytest.mark.parametrize("name", ["a/b", "", ".."])

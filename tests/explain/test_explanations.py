@@ -345,6 +345,12 @@ def test_broken_images_are_noted_or_raised(files, tmp_path):
         list(explain(tiny_bundle(), bad, device="cpu"))
 
 
+def test_what_is_no_image_is_refused_as_by_predict():
+    for given in (io.BytesIO(b"..."), None):  # a file would give its lines
+        with pytest.raises(TypeError, match=f"^images is a {type(given).__name__}: give paths, bytes .* data.test$"):
+            explain(tiny_bundle(), given)
+
+
 @pytest.mark.parametrize(
     ("method", "title"),
     [("grad_cam", "What speaks for bee ("), ("rollout", "What the model looks at, for any class")],

@@ -379,8 +379,9 @@ def test_class_names_are_texts_whatever_holds_them(tmp_path):
     assert made.class_names == ("3", "5", "7")
     made.save(tmp_path)
     assert Bundle.load(tmp_path).class_names == made.class_names
-    with pytest.raises(ValueError, match=r"^class_names is the text 'abc': give a list of names$"):
-        Bundle(whole.model, whole.preprocess, "abc")
+    for given in ("abc", {"a", "b", "c"}):
+        with pytest.raises(ValueError, match=r"^class_names is a (str|set): give a list of names, in"):
+            Bundle(whole.model, whole.preprocess, given)
 
 
 def test_weights_of_the_hub_are_no_run_and_the_way_to_them_is_told():

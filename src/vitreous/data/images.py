@@ -90,7 +90,8 @@ class ImageSet:
             low, high, last = split.labels.min(), split.labels.max(), len(self.class_names) - 1
             if low < 0 or high > last:
                 raise ValueError(
-                    f"{self.source}: {name} labels {low}..{high} are not within 0..{last}: number the classes from 0"
+                    f"{self.source}: {name} labels {low}..{high} are not within 0..{last}: number the classes from 0, "
+                    "and name each of them"
                 )
             if len(unknown := np.setdiff1d(split.labels, self.train.labels)):
                 unknown = self.class_names[unknown[0]]
@@ -282,9 +283,13 @@ def tell_joined(names: Collection[str], label: str, source: str) -> None:
 
 def as_class_names(names: Sequence) -> tuple[str, ...]:
     """Class names by label, as text; several words for one class are joined, as torchvision's ImageNet has them."""
-    if isinstance(names, str | dict):
+    if isinstance(names, str | dict | set | frozenset):  # a set has another order in each process
         raise ValueError(f"class_names is a {type(names).__name__}: give a list of names, in the order of the labels")
-    return tuple(", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in names)
+    return tuple(", ".join(map(_text, name)) if isinstance(name, tuple | list) else _text(name) for name in names)
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)  # bytes: of CIFAR's own files, or of HDF5
 
 
 def _numbered(labels: np.ndarray) -> tuple[str, ...]:
@@ -303,9 +308,11 @@ def _array_split(name: str, images, labels) -> Split:
 
 
 def _dataset_labels(name: str, dataset) -> np.ndarray:
+    if not len(dataset):
+        raise ValueError(f"{name} holds no images")
     labels = getattr(dataset, "targets", None)
     if labels is None or len(labels) != len(dataset) or getattr(dataset, "target_transform", None):
-        if len(dataset) and not (isinstance(first := dataset[0], tuple | list) and len(first) == 2):
+        if not (isinstance(first := dataset[0], tuple | list) and len(first) == 2):
             hint = ": of Hugging Face's datasets give the parquet files (to_parquet)" if isinstance(first, dict) else ""
             raise ValueError(f"{name} items must be pairs (image, label), not {type(first).__name__}{hint}")
         labels = [dataset[row][1] for row in range(len(dataset))]

@@ -211,7 +211,7 @@ class ArrayImages(Images):
 
     def __getstate__(self):
         state, pixels = self.__dict__ | {"origin": None}, self.pixels
-        if self._is_map and pixels.flags.c_contiguous:  # a worker maps the file again
+        if self._is_map and pixels.flags.c_contiguous and pixels.mode != "c":  # a worker maps the file again
             state["pixels"] = (pixels.filename, pixels.dtype, "r", pixels.offset, pixels.shape)
         return state
 
@@ -273,6 +273,12 @@ class DatasetImages(Images):
             if isinstance(image, Image.Image):
                 image.load()  # from a file that the dataset may hold open
                 return image
+        if not hasattr(image, "ndim"):
+            kind = type(image).__name__
+            raise TypeError(
+                f"an image is a PIL image, an array or a tensor, not {kind}; files are read by vt.load_data, from a "
+                "folder or a table"
+            )
         return as_pixels(image[None])[0]
 
     def _fit(self, row, preprocess):

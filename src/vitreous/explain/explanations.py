@@ -33,7 +33,7 @@ from vitreous.explain.methods import (
 from vitreous.files import check_free, path_of, read_json, write_json
 from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
-from vitreous.prediction import Asked, evaluating, read_batches
+from vitreous.prediction import Asked, check_asked, evaluating, read_batches
 from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
@@ -197,6 +197,7 @@ def explain(
     of the patch whose attention is shown, in place of what is read for the answer. curves: measure deletion and
     insertion. Raises ValueError for an unknown method, class, layer, head or patch.
     """
+    check_asked(images)
     bundle = Bundle.of(run)
     where, (rows, columns) = bundle.to(device), bundle.model.grid
     check_choice(bundle.model, method, layer, head, against is not None)

@@ -45,8 +45,9 @@ class Bundle:
 
     def __post_init__(self) -> None:
         config, preprocess = self.model.config, self.preprocess
-        if isinstance(self.class_names, str):
-            raise ValueError(f"class_names is the text '{self.class_names}': give a list of names")
+        if isinstance(self.class_names, str | set | frozenset):  # a set has another order in each process
+            kind = type(self.class_names).__name__
+            raise ValueError(f"class_names is a {kind}: give a list of names, in the order of the outputs")
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         if preprocess.shape != (shape := (config.channels, *config.image_size)):
             made, read = (" x ".join(map(str, each)) for each in (preprocess.shape, shape))
