@@ -19,7 +19,7 @@ from vitreous.recipe import Recipe, make_recipe
 from vitreous.weights import Bundle
 
 CLASSES = ("ant", "bee", "cat")
-UNREADABLE = "not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, JPEG 2000 or Netpbm picture in gray or colour"
+UNREADABLE = "not a JPEG, PNG, TIFF, WebP, BMP, GIF, AVIF, HEIC, JPEG 2000 or Netpbm picture in gray or colour"
 # what no two runs share
 TIMES = (
     "train_seconds", "step_seconds", "total_seconds", "val_seconds", "compile_seconds", "seconds", "images_per_second",

@@ -1,7 +1,6 @@
 """What this machine has, its speed in matrix products, and what is known not to work on it."""
 
 import platform
-import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,6 +8,7 @@ import psutil
 import torch
 
 from vitreous.device import NO_MPS, has_fast_bf16, pick_device, pick_precision
+from vitreous.extras import pip_line
 from vitreous.messages import first_line
 
 BASE = ("vitreous", "torch", "accelerate", "numpy", "pillow", "pyarrow", "scikit-learn", "safetensors")
@@ -16,6 +16,7 @@ OPTIONAL = {  # extra: its packages
     "track": ("tensorboard", "wandb"),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "serve": ("starlette", "uvicorn", "python-multipart"),
+    "heic": ("pillow-heif",),
 }
 SIDE = 8192  # of the largest matrices multiplied
 
@@ -26,8 +27,7 @@ def examine() -> None:
     print(", ".join(f"{name} {installed(name)}" for name in BASE))
     for extra, names in OPTIONAL.items():
         for name in names:
-            state = installed(name) or f'not installed: {sys.executable} -m pip install "vitreous[{extra}]"'
-            print(f"optional {name}: {state}")
+            print(f"optional {name}: {installed(name) or f'not installed: {pip_line(extra)}'}")
     memory, threads = psutil.virtual_memory(), torch.get_num_threads()
     print(
         f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "

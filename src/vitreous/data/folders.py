@@ -2,10 +2,12 @@
 
 import logging
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from vitreous.data.images import SPLITS, ImageSet, Split, match_labels, split_in
 from vitreous.data.stores import FileImages, as_text
+from vitreous.extras import pip_line
 from vitreous.messages import shorten
 
 log = logging.getLogger("vitreous")
@@ -14,9 +16,11 @@ IMAGE_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".g
 IMAGE_SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".avif", ".jp2", ".j2k", ".j2c", ".jpx", ".jpf"}
 LEFTOVERS = {"__macosx", "__pycache__", "lost+found", "$recycle.bin", "system volume information"}  # and no classes
 LEFTOVERS |= {"@eadir", "#recycle", "@recycle"}  # thumbnails and bins of network storage
-UNREAD = {".heic", ".heif", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
+HEIC = {".heic", ".heif", ".hif"}
+UNREAD = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"}
 UNREAD |= {".raw", ".svg", ".jxl", ".tga", ".psd", ".exr", ".hdr", ".eps", ".ico", ".fits"}  # pictures of other kinds
 UNREAD |= {".czi", ".nd2", ".lif", ".lsm", ".oib", ".oif", ".vsi", ".svs", ".ndpi", ".scn", ".dcm", ".npy"}
+(IMAGE_SUFFIXES if find_spec("pillow_heif") else UNREAD).update(HEIC)  # of extra heic
 
 
 def read_folder(root: Path, name: str, source: str) -> ImageSet:
@@ -222,8 +226,9 @@ def files_below(folder: Path) -> list[str]:
         files += [f"{root}{os.sep}{name}" for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES]
         unread += [name for name in names if Path(name).suffix.lower() in UNREAD]
     if unread:
+        install = f"; for HEIC, {pip_line('heic')}" if any(Path(name).suffix.lower() in HEIC for name in unread) else ""
         log.warning(
-            "%s: pictures of a kind that is not read are left out (%d, such as %s): convert them to JPEG or PNG",
-            as_text(folder), len(unread), as_text(unread[0]),
+            "%s: pictures of a kind that is not read are left out (%d, such as %s): convert them to JPEG or PNG%s",
+            as_text(folder), len(unread), as_text(unread[0]), install,
         )  # fmt: skip
     return files

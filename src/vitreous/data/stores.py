@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from vitreous.extras import need
 from vitreous.preprocess import Preprocess, orientation
 
 FORMATS = {"JPEG": "JPEG", "PNG": "PNG", "TIFF": "TIFF", "WEBP": "WebP", "BMP": "BMP", "GIF": "GIF", "AVIF": "AVIF"}
-FORMATS |= {"JPEG2000": "JPEG 2000", "PPM": "Netpbm"}  # Pillow's names -> ours
+FORMATS |= {"HEIF": "HEIC", "JPEG2000": "JPEG 2000", "PPM": "Netpbm"}  # Pillow's names -> ours
 SAMPLE = 64  # images whose headers are read for channels and size
 MOST_LAST = 16  # channels of an array that has them last, if not 1 or 3
 MAPPED = 16  # images that stay mapped, each with up to 2 MB of the file around it
@@ -348,10 +349,29 @@ def open_picture(source: str | Path | BinaryIO) -> Image.Image:
     """Open a picture from an untrusted source, by its content and in `FORMATS` alone.
 
     Of the others that Pillow knows, some start a program (EPS, also within IPTC) or decode in Python, byte by byte.
+    HEIC is not built into Pillow. Raises ImportError for it if extra heic is not installed.
     """
     if isinstance(source, str | Path) and Path(source).is_fifo():  # which nobody may ever write to
         raise ValueError("a pipe: name an image file")
-    return Image.open(source, formats=list(FORMATS))
+    try:
+        return Image.open(source, formats=[name for name in FORMATS if name != "HEIF"])
+    except UnidentifiedImageError:
+        if not _is_heic(source):
+            raise
+    need("a HEIC picture", ["pillow_heif"], "heic")
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+    return Image.open(source, formats=["HEIF"])
+
+
+def _is_heic(source: str | Path | BinaryIO) -> bool:
+    """Whether a file that is nothing else says that it is HEIC: ISO base media of a brand such as heic or mif1."""
+    if isinstance(source, str | Path):
+        with Path(source).open("rb") as file:
+            return _is_heic(file)
+    source.seek(0)
+    return source.read(12).startswith((b"ftyphe", b"ftypmif1", b"ftypmsf1"), 4)
 
 
 def header_shape(image: Image.Image) -> tuple[int, int, int]:
