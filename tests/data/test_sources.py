@@ -35,6 +35,7 @@ from vitreous.data.loaders import decode
 from vitreous.data.parquet import ParquetImages
 from vitreous.data.sources import load
 from vitreous.data.stores import BrokenImage, FileImages
+from vitreous.extras import pip_line
 from vitreous.preprocess import Preprocess
 
 BATCHES = [f"data_batch_{n}" for n in range(1, 6)]  # of CIFAR-10
@@ -171,13 +172,12 @@ def test_heic_without_its_package_is_told_with_the_pip_line(tmp_path, caplog, mo
     file = tmp_path / "a" / "IMG_1.HEIC"
     pillow_heif.from_pillow(to_image(pixels(1)[0])).save(file)
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # as if it were not installed
-    install = f'{sys.executable} -m pip install "vitreous[heic]"'
     assert runpy.run_path(folders.__file__)["files_below"](file.parent) == [str(file.parent / "000.png")]
     said = "pictures of a kind that is not read are left out (1, such as IMG_1.HEIC): convert them to JPEG or PNG"
-    assert caplog.messages == [f"{file.parent}: {said}; for HEIC, {install}"]
+    assert caplog.messages == [f"{file.parent}: {said}; for HEIC, {pip_line('heic')}"]
     with pytest.raises(BrokenImage) as caught:
         FileImages([file]).read([0], preprocess_of(3))
-    assert str(caught.value) == f"{file}: a HEIC picture needs pillow_heif: {install}"
+    assert str(caught.value) == f'{file}: a HEIC picture: convert it to JPEG, or pip install "vitreous[heic]"'
 
 
 @pytest.mark.parametrize("brand", [b"heic", b"mif1"])

@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from vitreous.extras import need
 from vitreous.preprocess import Preprocess, orientation
 
 FORMATS = {"JPEG": "JPEG", "PNG": "PNG", "TIFF": "TIFF", "WEBP": "WebP", "BMP": "BMP", "GIF": "GIF", "AVIF": "AVIF"}
@@ -349,7 +349,7 @@ def open_picture(source: str | Path | BinaryIO) -> Image.Image:
     """Open a picture from an untrusted source, by its content and in `FORMATS` alone.
 
     Of the others that Pillow knows, some start a program (EPS, also within IPTC) or decode in Python, byte by byte.
-    HEIC is not built into Pillow. Raises ImportError for it if extra heic is not installed.
+    HEIC is not built into Pillow. Raises ValueError for it if extra heic is not installed.
     """
     if isinstance(source, str | Path) and Path(source).is_fifo():  # which nobody may ever write to
         raise ValueError("a pipe: name an image file")
@@ -358,7 +358,8 @@ def open_picture(source: str | Path | BinaryIO) -> Image.Image:
     except UnidentifiedImageError:
         if not _is_heic(source):
             raise
-    need("a HEIC picture", ["pillow_heif"], "heic")
+    if find_spec("pillow_heif") is None:
+        raise ValueError('a HEIC picture: convert it to JPEG, or pip install "vitreous[heic]"')
     from pillow_heif import register_heif_opener
 
     register_heif_opener()
