@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pillow_heif
@@ -1005,7 +1006,7 @@ def test_hub_sets_are_downloaded_once_and_read(tmp_path, monkeypatch, source, re
     import huggingface_hub
 
     def snapshot_download(*args, **kwargs):
-        asked = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": False}
+        asked = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": False, "revision": None}
         assert args == (repo,) and kwargs == asked
         columns = {"img": hub_images(pixels(2)), "label": [1, 0]}
         features = hub_features("cat", "dog", image="img")
@@ -1049,12 +1050,51 @@ def test_a_set_is_not_fetched_where_that_is_not_asked_for(monkeypatch):
             load(source, fetch=False)
 
 
-def test_a_hub_set_without_parquet_files_says_so(tmp_path, monkeypatch):
+def hub_of_other_files(monkeypatch, converted):
+    """A Hub whose sets have no parquet files of their own; converted: the folder of those that it made, or an error."""
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match=r"the dataset some/birds has no parquet files: download its images and give"):
+    def snapshot_download(*_, revision, **__):
+        if revision is None:
+            return "/nowhere"
+        assert revision == "refs/convert/parquet"
+        if isinstance(converted, Exception):
+            raise converted
+        return str(converted)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+def test_a_hub_set_without_parquet_files_says_so(monkeypatch):
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    not_found = RevisionNotFoundError("no such branch", response=SimpleNamespace(headers={}, request=None))
+    hub_of_other_files(monkeypatch, not_found)
+    with pytest.raises(
+        ValueError, match=r"the dataset some/birds has no parquet files, nor has the Hub made any of its"
+    ):
         load("hf:some/birds")
+    hub_of_other_files(monkeypatch, OSError("the line went dead"))
+    with pytest.raises(ValueError, match=r"cannot download the dataset some/birds \(the line went dead\)"):
+        load("hf:some/birds")
+
+
+@pytest.mark.parametrize("prefix", ["", "partial-"])
+def test_a_hub_set_of_other_files_is_read_as_the_hub_converted_it(tmp_path, monkeypatch, caplog, prefix):
+    columns, features = {"image": hub_images(pixels(4)), "label": [1, 0, 1, 1]}, hub_features("cat", "dog")
+    write_parquet(tmp_path / "default" / f"{prefix}train" / "0000.parquet", columns, features)
+    write_parquet(tmp_path / "default" / f"{prefix}train" / "0001.parquet", columns, features)
+    write_parquet(tmp_path / "default" / "test" / "0000.parquet", columns, features)
+    hub_of_other_files(monkeypatch, tmp_path)
+    made = load("hf:some/birds")
+    assert made.train.labels.tolist() == [1, 0, 1, 1] * 2 and made.test.labels.tolist() == [1, 0, 1, 1]
+    told = ["hf:some/birds: the Hub's conversion stops after some GB, so not all its images are here"]
+    assert caplog.messages == (told if prefix else [])
+    write_parquet(tmp_path / "small" / "train" / "0000.parquet", columns, features)
+    several = "hf:some/birds holds several sets, in hf:some/birds/default, hf:some/birds/small: give the folder of one"
+    with pytest.raises(ValueError, match=f"^{several}"):
+        load("hf:some/birds")
+    assert len(load("hf:some/birds/small").train) == 4
 
 
 def test_files_of_no_known_split_are_left_out_beside_those_of_train(tmp_path, caplog):

@@ -24,6 +24,8 @@ from vitreous.messages import first_line, shorten
 
 log = logging.getLogger("vitreous")
 
+PARTIAL = "partial-"  # what the Hub puts before the name of a split that it has converted in part
+
 
 def read_parquet(root: Path, files: list[Path], name: str, source: str, label: str | None = None) -> ImageSet:
     """A set of parquet files, with paths relative to root. The name of a file, or of its folder, gives its split; where
@@ -87,7 +89,7 @@ def _files_by_split(root: Path, files: list[Path], source: str) -> dict[str, lis
     elif nameless:
         of_split["train"] = nameless
     for split, paths in of_split.items():
-        exact = [path for path in paths if SPLITS.get(_series(path) or path.parent.name.lower()) == split]
+        exact = [path for path in paths if SPLITS.get(_series(path)) == split]
         if exact and (others := sorted(path.name for path in paths if path not in exact)):
             log.warning("%s: files named only somewhat like %s are left out: %s", source, split, shorten(others, 5))
             of_split[split] = exact
@@ -97,22 +99,25 @@ def _files_by_split(root: Path, files: list[Path], source: str) -> dict[str, lis
         raise ValueError(f"{source}: no training files among {', '.join(map(str, files))}")
     at = Path(source) if source.startswith("hf:") else root  # as it is given as DATA
     for split in ("train", *of_split):
-        folders = sorted({str(at / file.parent.relative_to(root)) for file in of_split[split]})
+        folders = sorted({at / file.parent.relative_to(root) for file in of_split[split]})
         if len(folders) > 1 and split == "train":
+            homes = sorted({str(folder.parent if split_in(folder.name) else folder) for folder in folders})
             raise ValueError(
-                f"{source} holds several sets, in {', '.join(folders)}: give the folder of one, with all its splits"
+                f"{source} holds several sets, in {', '.join(homes)}: give the folder of one, with all its splits"
             )
         if len(folders) > 1:
             raise ValueError(
-                f"{source} holds {split} files in several folders, {', '.join(folders)}: keep those of one, or give a "
-                f"folder with one set of train and {split}"
+                f"{source} holds {split} files in several folders, {', '.join(map(str, folders))}: keep those of one, "
+                f"or give a folder with one set of train and {split}"
             )
     return of_split
 
 
 def _series(file: Path) -> str:
-    """The name that the numbered files of a series share: `train` of train-00000-of-00002-1f2e.parquet."""
-    return re.sub(r"[-_.]?\d+(-of-\d+.*)?$", "", file.stem).lower()
+    """The name that the numbered files of a series share: `train` of train-00000-of-00002-1f2e.parquet, and of
+    train/0000.parquet."""
+    shared = re.sub(r"[-_.]?\d+(-of-\d+.*)?$", "", file.stem) or file.parent.name.removeprefix(PARTIAL)
+    return shared.lower()
 
 
 def check_complete(files: list[Path], source: str) -> None:

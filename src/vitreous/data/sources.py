@@ -13,7 +13,7 @@ import numpy as np
 from vitreous.data.folders import check_text, files_below, read_folder
 from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
-from vitreous.data.shards import check_complete, read_parquet
+from vitreous.data.shards import PARTIAL, check_complete, read_parquet
 from vitreous.data.tables import TABLES, read_table
 from vitreous.files import full_path, path_of
 from vitreous.messages import did_you_mean, first_line
@@ -26,6 +26,7 @@ HUB = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
 }
+CONVERTED = "refs/convert/parquet"  # the branch to which the Hub converts public sets of other files
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 NAMED = ("digits", *HUB)  # these names mean the sets, even if there is a folder of that name
 
@@ -187,8 +188,12 @@ def _digits() -> ImageSet:
 
 
 def _download(repo: str, fetch: bool) -> Path:
-    """Fetch the parquet files of a Hub dataset, once: owner/name, or owner/name/folder for a part of it."""
+    """Fetch the parquet files of a Hub dataset, once: owner/name, or owner/name/folder for a part of it.
+
+    Where it has none, those that the Hub has made of its files.
+    """
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RevisionNotFoundError
 
     owner, _, rest = repo.partition("/")
     name, _, folder = rest.partition("/")
@@ -196,19 +201,31 @@ def _download(repo: str, fetch: bool) -> Path:
         raise ValueError(f"'hf:{repo}' is not a Hub dataset: write hf:owner/name")
     pattern = f"{folder}/*.parquet" if folder else "*.parquet"
     options = {"repo_type": "dataset", "allow_patterns": [pattern], "local_files_only": not fetch}
-    try:
-        root = snapshot_download(f"{owner}/{name}", **options)
-    except Exception as error:  # anything from no network to no such repository
-        reason = first_line(error)
-        if not fetch:
-            raise ValueError(
-                f"the dataset hf:{repo} is not on this machine ({reason}): name DATA, as the run has it, to fetch it"
-            ) from error
+    failed = None
+    for revision in (None, CONVERTED):
+        try:
+            root = Path(snapshot_download(f"{owner}/{name}", revision=revision, **options), folder)
+        except RevisionNotFoundError:  # it is not converted
+            continue
+        except Exception as error:  # anything from no network to no such repository
+            failed = failed or error
+            continue
+        if files := list(root.rglob("*.parquet")):
+            if any(file.parent.name.startswith(PARTIAL) for file in files):
+                log.warning("hf:%s: the Hub's conversion stops after some GB, so not all its images are here", repo)
+            return root
+    if failed is None:
         raise ValueError(
-            f"cannot download the dataset {repo} ({reason}): check its name and the network; if its page asks for it, "
-            "log in with 'hf auth login' and accept its terms; or put its files into a folder and give that, for a "
-            "named set as $VITREOUS_DATA/<name>"
-        ) from error
-    if not any(Path(root, folder).rglob("*.parquet")):
-        raise ValueError(f"the dataset {repo} has no parquet files: download its images and give their folder")
-    return Path(root, folder)
+            f"the dataset {repo} has no parquet files, nor has the Hub made any of its files: download its images and "
+            "give their folder"
+        )
+    reason = first_line(failed)
+    if not fetch:
+        raise ValueError(
+            f"the dataset hf:{repo} is not on this machine ({reason}): name DATA, as the run has it, to fetch it"
+        ) from failed
+    raise ValueError(
+        f"cannot download the dataset {repo} ({reason}): check its name and the network; if its page asks for it, "
+        "log in with 'hf auth login' and accept its terms; or put its files into a folder and give that, for a "
+        "named set as $VITREOUS_DATA/<name>"
+    ) from failed
