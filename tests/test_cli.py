@@ -801,7 +801,7 @@ def test_a_run_is_not_overwritten(vitreous, work):
         ("train photos --recipe finetune", "start.probe_first is for trained weights: give some with --from"),
         ("train photos --recipe r.yaml --from run model.dim=32", "model.dim is 32, but that of run is 16: leave"),
         ("embed run --split holdout", "photos has no split 'holdout'"),
-        ("train r.yaml", "r.yaml is neither a parquet file nor a table (.csv, .tsv): give one, or a folder"),
+        ("train r.yaml", "r.yaml is no parquet file, table (.csv, .tsv) or .npz: give one, or a folder"),
         ("train photos --recipe r.yaml --out r.yaml", "r.yaml is a file: name another run folder with --out"),
         ("train photos --recipe r.yaml --out photos", "photos is not empty and holds no run"),
         ("train photos --recipe r.yaml --out photos/train/x", "photos/train/x lies within the data, of which it would"),

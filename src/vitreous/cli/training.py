@@ -25,7 +25,7 @@ def train(
         typer.Argument(
             metavar="DATA",
             help="digits, mnist, fashion-mnist, cifar10, cifar100, hf:owner/name, a folder (of class folders, of "
-            "parquet files, or of the original files of MNIST or CIFAR), a parquet file or a table (.csv, .tsv); "
+            "parquet files, or of the original files of MNIST or CIFAR), a parquet file, a table (.csv, .tsv) or .npz; "
             "DATA:COLUMN says which column holds the labels. Left out where the recipe "
             "names its data, or a run is resumed whose data has not moved.",
         ),

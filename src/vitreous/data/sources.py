@@ -1,4 +1,4 @@
-"""Where image sets come from: `load` takes a name, a folder, a parquet file, a table or a Hub repository."""
+"""Where image sets come from: `load` takes a name, a folder, a parquet or npz file, a table or a Hub repository."""
 
 import logging
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.arrays import read_npz
 from vitreous.data.folders import check_text, files_below, read_folder
 from vitreous.data.images import SPLITS, ImageSet
 from vitreous.data.originals import read_originals
@@ -35,11 +36,11 @@ def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: boo
     """Find an image set; one that is given is returned as it is. Files are decoded later, by `decode`.
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` on the Hub; a
-    parquet file; a CSV table; or a folder: of parquet files, of the original files of MNIST or CIFAR, or of class
-    folders with images, under train, val and test or next to val and test. `photos.csv:breed` takes the labels from
-    that column, for sources with columns. A `Path` is always a file or folder. Names are also looked up under
-    $VITREOUS_DATA. fetch: whether a set that is not on this machine may be downloaded. Raises TypeError for something
-    that is neither name nor path, ValueError for one under which there is nothing to train on.
+    parquet file; a CSV table; an npz file of arrays; or a folder: of parquet files, of the original files of MNIST or
+    CIFAR, or of class folders with images, under train, val and test or next to val and test. `photos.csv:breed` takes
+    the labels from that column, for sources with columns. A `Path` is always a file or folder. Names are also looked up
+    under $VITREOUS_DATA. fetch: whether a set that is not on this machine may be downloaded. Raises TypeError for
+    something that is neither name nor path, ValueError for one under which there is nothing to train on.
     """
     if isinstance(source, ImageSet):
         return source
@@ -152,9 +153,11 @@ def _from_path(path: Path, name: str, source: str, label: str | None) -> ImageSe
             return read_parquet(path.parent, [Path(path.name)], name, source, label)
         if path.suffix.lower() in TABLES:
             return read_table(path, name, source, label)
+        if path.suffix.lower() == ".npz":
+            return _without_columns(read_npz(path, name, source), label)
         if path.name.lower().endswith(ARCHIVES):
             raise ValueError(f"{path} is an archive: unpack it first, and give its folder")
-        raise ValueError(f"{path} is neither a parquet file nor a table (.csv, .tsv): give one, or a folder")
+        raise ValueError(f"{path} is no parquet file, table (.csv, .tsv) or .npz: give one, or a folder")
     found = [file.relative_to(path) for file in sorted(path.rglob("*.parquet")) if file.is_file()]
     if files := [file for file in found if not any(part.startswith(".") for part in file.parts)]:
         try:
