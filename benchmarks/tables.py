@@ -40,7 +40,7 @@ def headline(results: dict[str, dict]) -> str:
     shown = {  # what these files do not say
         "cifar10-epochs-300-compile-reduce-overhead-time_limit-420s-cuda": "one {}",
         "cifar100-compile-reduce-overhead-time_limit-360s-cuda": "one {}",
-        "cifar10-amx-time_limit-60m-avx512-bf16": "two cores (AMD Zen 4, AVX-512 with bf16)",
+        "cifar10-cpu-time_limit-60m-avx512-bf16": "two cores (AMD Zen 4, AVX-512 with bf16)",
         "cifar10-cpu-time_limit-5m-avx512-bf16": "two cores (AMD Zen 4, AVX-512 with bf16)",
         "cifar100-amx-time_limit-60m-amx": "two cores (Intel, AMX)",
     }
