@@ -68,13 +68,10 @@ def test_damaged_and_other_files_are_told(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", images=GRAY, labels=NUMBERS)
     content = (tmp_path / "x.npz").read_bytes()
     np.save(tmp_path / "x.npy", GRAY)
-    for damaged in (
-        b"",
-        b"hello",
-        content[:100],
-        content[:90] + b"\0" * 20 + content[110:],
-        (tmp_path / "x.npy").read_bytes(),
-    ):
+    changed, unknown = bytearray(content), bytearray(content)
+    changed[90:110] = bytes(20)
+    unknown[content.index(b"PK\1\2") + 10] = 99  # another method of compression
+    for damaged in (b"", b"hello", content[:100], changed, unknown, (tmp_path / "x.npy").read_bytes()):
         (tmp_path / "x.npz").write_bytes(damaged)
         with pytest.raises(ValueError, match=r"x\.npz is no npz file of plain arrays, or a damaged one: "):
             load(tmp_path / "x.npz")

@@ -28,7 +28,7 @@ def read_npz(path: Path, name: str, source: str) -> ImageSet:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:  # a pickle may run anything
             arrays = dict(file)
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is no npz file of plain arrays, or a damaged one: {first_line(error)}") from error
     pairs = {split: [arrays[key] for key in keys] for split, keys in _keys(list(arrays), source).items()}
     class_names = None
