@@ -462,7 +462,7 @@ def test_another_length_of_time_is_refused(text):
     [
         ("plain", "optim.muon_patches=true", "optim.muon_patches does nothing here, as optim.name is adamw"),
         (
-            "cifar10-cpu",
+            "digits",
             "augment.mix_until=0.8",
             "augment.mix_until does nothing here, as augment.mixup is 0.0 and augment.cutmix is 0.0",
         ),
