@@ -2,8 +2,6 @@
 
 import logging
 import re
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +26,9 @@ def read_npz(path: Path, name: str, source: str) -> ImageSet:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:  # a pickle may run anything
             arrays = dict(file)
-    except (OSError, EOFError, TypeError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except MemoryError:  # not the file's fault
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
         raise ValueError(f"{path} is no npz file of plain arrays, or a damaged one: {first_line(error)}") from error
     pairs = {split: [arrays[key] for key in keys] for split, keys in _keys(list(arrays), source).items()}
     class_names = None
