@@ -139,7 +139,7 @@ def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(parts):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:TensorFloat32")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:TensorFloat32", "ignore:\\s*Online softmax")
 @pytest.mark.parametrize("choice", [False, True])
 def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
     parts = start(tiny_recipe(epochs=2, compile=choice, **EVERYTHING), "cuda")

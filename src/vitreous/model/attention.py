@@ -10,12 +10,18 @@ from vitreous.model.positions import rotate
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) over the last dimension, times a learned factor; under autocast on a CPU, computed in x's dtype, on a
-    GPU in float32."""
+    """x / rms(x) over the last dimension, times a learned factor. Under autocast x and the factor are rounded alike.
+
+    Else a GPU has no one kernel for it, up to torch 2.11, or x is copied to float32 first, from 2.12 on
+    (github.com/pytorch/pytorch/issues/188955); the kernel itself sums in float32.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.dtype) if x.device.type == "cpu" else self.weight
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        weight = self.weight.to(x.dtype)
+        if not x.is_cuda:  # a CPU's autocast leaves it alone
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        with torch.autocast("cuda", enabled=False):
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 def make_norm(config: ViTConfig, width: int) -> nn.Module:
