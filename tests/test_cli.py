@@ -586,6 +586,12 @@ def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
     assert (code, out) == (0, "") and err.splitlines() == told
 
 
+def test_a_table_has_a_row_for_each_of_the_five_likeliest_classes(vitreous, tmp_path):
+    tiny_bundle(classes=tuple("abcdefg")).save(tmp_path / "model")
+    assert vitreous("predict", tmp_path / "model", "photos/test/ant/000.png", "--csv", tmp_path / "x.csv")[0] == 0
+    assert [row["rank"] for row in csv_rows(tmp_path / "x.csv")] == list("12345")
+
+
 def test_a_broken_image_is_named_and_the_others_are_answered(vitreous, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
     Image.new("L", (8, 8)).save(tmp_path / "good.png")
@@ -999,6 +1005,9 @@ def test_a_run_without_test_images_says_so(vitreous, work, tmp_path):
     (tmp_path / "photos").symlink_to(work / "photos" / "train")
     code, out, _ = vitreous("train", tmp_path / "photos", "epochs=1", "--recipe", "r.yaml", "--out", tmp_path / "run")
     assert code == 0 and "There were no test images: the figures are of the validation images" in out
+    told = "there are no test images: judged on val\n"
+    assert told in vitreous("evaluate", tmp_path / "run")[1]
+    assert told not in vitreous("evaluate", tmp_path / "run", "--split", "val")[1]
 
 
 def test_a_run_with_nothing_to_judge_says_so(vitreous, work, tmp_path):
@@ -1269,9 +1278,6 @@ def test_settings_are_listed_by_a_part_of_their_name_or_else_of_their_meaning(vi
     assert out.splitlines()[1].startswith("    The rate after warm-up.") and "optim.warmup" not in out
     assert vitreous("settings", "Overlapping")[1].startswith("model.patch_embedding=")  # a word of its meaning
     assert vitreous("settings", "lr")[1].startswith("optim.learning_rate=")  # as others call it, and no "already"
-    assert (
-        vitreous("settings", "LR") == vitreous("settings", "lr") and "\nmodel.dim=" in vitreous("settings", "model")[1]
-    )
     assert vitreous("settings", "LR") == vitreous("settings", "lr")
     assert "\nmodel.dim=" in vitreous("settings", "model")[1]
     _, out, _ = vitreous("settings")

@@ -192,6 +192,27 @@ def test_the_picture_of_an_example_is_as_bright_as_the_model_sees_it(tmp_path):
         assert np.asarray(Image.open(tmp_path / "y.png")).max() == seen
 
 
+def test_the_level_that_is_white_goes_into_a_graph_and_its_example(tmp_path):
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(tmp_path / "photos" / "ant" / "x.png")
+    bundle = tiny_bundle()
+    bundle = replace(bundle, preprocess=bundle.preprocess.model_copy(update={"white": 4095.0}))
+    folder, _ = export_run(bundle, "pt2", out=tmp_path / "new", data=str(tmp_path / "photos"))
+    said = read_example(folder)
+    assert said["pixels"].min() == 255 and np.asarray(Image.open(folder / "example.png")).min() == 255
+    told = graphs.metadata(bundle, False)
+    assert "gray of more than 8 bits cut off at 4095.0 and multiplied by 255 / 4095.0" in told["picture"]
+    assert json.loads(told["preprocess"])["white"] == 4095 and "divided by 257" not in told["picture"]
+
+
+@pytest.mark.parametrize("write", [write_timm, write_huggingface])
+def test_a_level_that_is_white_is_refused_by_layouts_that_would_forget_it(tmp_path, write):
+    bundle = tiny_bundle(pool="cls")
+    bundle = replace(bundle, preprocess=bundle.preprocess.model_copy(update={"white": 4095.0}))
+    with pytest.raises(ValueError, match=r"'s ViT has no level for white \(data\.white\): export onnx or pt2"):
+        write(bundle, tmp_path)
+
+
 @needs_onnx
 @pytest.mark.parametrize(("form", "inside"), [("onnx", False), ("onnx", True), ("int8", False), ("int8", True)])
 def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path, capsys, deployed, form, inside):
@@ -572,7 +593,8 @@ def test_the_example_is_a_real_image_with_what_the_graph_says_of_it(
     assert said["temperature"] == 1.5 == float(metadata["temperature"])
     p = np.exp(found[0] / 1.5)
     np.testing.assert_allclose(p / p.sum(), said["probabilities"], rtol=1e-5)
-    assert said["class"] == CLASSES[found[0].argmax()] == next(predict(bundle, original)).classes[0]
+    (answer,) = predict(bundle, original, device="cpu", precision="float32")
+    assert said["class"] == CLASSES[found[0].argmax()] == answer.classes[0]
 
 
 def test_pt2_has_its_example_and_one_of_before_goes_where_the_inputs_are_noise(vitreous, run, tmp_path):
@@ -1059,6 +1081,30 @@ def test_a_card_shows_names_of_classes_as_they_are(run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = r"- answers with: fire_truck (red), e.g., \*a\* # \<b\>, \_x\_ \[y\](z) \`\&amp;"
     assert line in card(tmp_path).splitlines()
+
+
+def test_a_card_tells_of_a_temperature_and_that_groups_widen_the_interval(run, tmp_path):
+    results = json.loads((run / "results.json").read_text())
+    write_shared(run, tmp_path, results)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"temperature": 1.25}))
+    said = "are calibrated on the validation images alone (temperature 1.250)."
+    assert said in card(tmp_path) and "No temperature is applied" not in card(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"temperature": 1.0}))
+    assert said not in card(tmp_path) and "No temperature is applied to its probabilities." in card(tmp_path)
+    assert "by the number of test images: " in card(tmp_path)
+    grouped = results | {"test": results["test"] | {"groups": 6, "wrong_groups": 0, "effective_count": 8.0}}
+    (tmp_path / "results.json").write_text(json.dumps(grouped))
+    assert "by the groups of test images: " in card(tmp_path)
+
+
+def test_a_run_that_held_nothing_out_is_pushed_and_its_card_claims_no_figure(vitreous, tmp_path):
+    recipe = tiny_recipe(epochs=1, data={"val_fraction": 0})
+    fit(recipe, replace(tiny_set(), test=None), out=tmp_path / "run", pictures=False, console=Console(quiet=True))
+    code, out, err = vitreous("push", tmp_path / "run", "me/stripes", "--dry-run")
+    assert (code, err) == (0, "") and "top-1" not in out and "None" not in out
+    assert "There were neither test nor validation images: how good it is has not been measured.\n" in out
+    assert "There were no validation images: the weights are those after 1.0 passes.\n" in out
 
 
 def test_a_dry_run_shows_files_and_card_and_touches_no_network(vitreous, run, hub):

@@ -19,6 +19,7 @@ from vitreous import prediction
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import BrokenImage, FileImages
+from vitreous.explain import explain
 from vitreous.model import ViTConfig
 from vitreous.prediction import (
     Prediction,
@@ -130,6 +131,14 @@ def test_top_says_how_many_classes(bundle, files, top, count):
     whole = ask(bundle, files[:2], top=3)
     for answer, full in zip(ask(bundle, files[:2], top=top), whole, strict=True):
         assert answer.classes == full.classes[:count] and len(answer.probabilities) == count
+
+
+def test_five_classes_are_told_where_nobody_says_how_many(files):
+    bundle = tiny_bundle(classes=tuple("abcdefg"))
+    (answer,), (whole,) = ask(bundle, files[0]), ask(bundle, files[0], top=7)
+    assert answer.classes == whole.classes[:5] and len(set(answer.classes)) == 5
+    (explained,) = explain(bundle, files[0], device="cpu")
+    assert explained.classes == answer.classes
 
 
 def test_counts_must_be_positive(bundle, files):

@@ -16,11 +16,14 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 from starlette.testclient import TestClient
 from tiny import UNREADABLE, csv_rows, stripes, tiny_bundle
@@ -47,7 +50,7 @@ def encoded(count):
 
 @pytest.fixture
 def bundle():
-    return tiny_bundle(classes=CLASSES)
+    return replace(tiny_bundle(classes=CLASSES), temperature=1.5)
 
 
 @pytest.fixture
@@ -56,7 +59,8 @@ def client(bundle):
 
 
 @pytest.mark.parametrize("top", [1, 2, 5])
-def test_a_program_gets_what_predict_answers_in_float32(client, bundle, top):
+def test_a_program_gets_what_predict_answers_in_float32(client, bundle, monkeypatch, top):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # where auto is bf16
     seen = set()
     for image in encoded(4):
         (expected,) = predict(bundle, image, top=top, device="cpu", precision="float32")
@@ -67,6 +71,11 @@ def test_a_program_gets_what_predict_answers_in_float32(client, bundle, top):
         seen.add(expected.probabilities)
     assert len(seen) == 4
     assert len(client.post("/predict", content=image).json()["classes"]) == 3
+
+
+def test_a_program_is_told_five_classes_where_it_does_not_say_how_many():
+    client = TestClient(Service(tiny_bundle(classes=tuple("abcdefg")), name="x", device="cpu").app)
+    assert len(client.post("/predict", content=encoded(1)[0]).json()["classes"]) == 5
 
 
 def test_a_program_learns_what_it_asks(client, bundle):
@@ -170,6 +179,13 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
     assert all('enctype="multipart/form-data"' in answer.text for answer in (many, large))
     assert client.post("/", content=iter([b"parts"])).status_code == 411
     assert client.put("/").json() == {"error": "Method Not Allowed"}
+
+
+def test_the_limits_are_those_that_the_documents_name():
+    told = " ".join((Path(__file__).parent.parent / "docs" / "deploying.md").read_text().split())
+    assert f"413 above {serve.LARGEST // 10**6} MB" in told and serve.LARGEST % 10**6 == 0
+    assert f"while {serve.AT_ONCE} wait" in told
+    assert "408 for a request that takes longer than a minute to arrive" in told and serve.SLOW == 60
 
 
 def test_a_form_without_a_readable_file_is_refused(client):

@@ -1035,6 +1035,11 @@ def test_a_column_behind_a_colon_holds_the_labels_of_a_downloaded_set(tmp_path, 
         assert made.source == source + column and made.label == (column[1:] or None)
 
 
+def test_class_names_of_the_hub_may_be_numbers(tmp_path):
+    write_parquet(tmp_path / "train.parquet", {"image": hub_images(pixels(2)), "label": [1, 0]}, hub_features(2, 7))
+    assert load(tmp_path / "train.parquet").class_names == ("2", "7")
+
+
 def test_a_set_is_not_fetched_where_that_is_not_asked_for(monkeypatch):
     import huggingface_hub
 

@@ -112,7 +112,8 @@ def test_probabilities_are_at_the_bundles_temperature(files):
     (mine,) = explain(hot, files[0], curves=True, device="cpu")
     (theirs,) = predict(hot, files[0], device="cpu", precision="float32")
     assert mine.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
-    assert mine.curves.deletion[0, 0].item() == pytest.approx(mine.target_probability, abs=1e-5)
+    for curves in (mine.curves, mine.random_curves):
+        assert curves.deletion[0, 0].item() == pytest.approx(mine.target_probability, abs=1e-5)
 
 
 @pytest.mark.parametrize("method", ["integrated_gradients", "gradient_rollout"])

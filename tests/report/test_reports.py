@@ -398,11 +398,14 @@ def test_what_was_warned_of_stands_in_the_report(tmp_path):
         assert "1 image, <b>.png, is one that the model learnt from." in text and "helped to choose" not in text
 
 
-def test_a_temperature_that_is_not_fitted_needs_no_caution(tmp_path):
+@pytest.mark.parametrize(("temperature", "larger"), [(1.0, False), (2.0, True), (0.5, False)])
+def test_a_temperature_that_makes_the_error_larger_is_told(temperature, larger):
     judged = judge(tiny_bundle(), tiny_set().test, device=torch.device("cpu"), precision="float32")
-    assert "Fitted on these" not in answer_sections({"val": judged})[2].body
-    judged = replace(judged, bundle=replace(judged.bundle, temperature=2.0), calibrated_here=True)
-    assert "Fitted on these" in answer_sections({"val": judged})[2].body
+    bundle = replace(judged.bundle, temperature=temperature)
+    right = replace(judged, bundle=bundle, labels=judged.logits.argmax(dim=1))  # so that less sure is worse
+    body = answer_sections({"test": right})[2].body
+    assert ("On the images here, the error is larger with it than without." in body) == larger
+    assert "Fitted on these" not in body
 
 
 def test_answers_are_counted_from_how_sure_they_are_on():
@@ -517,11 +520,10 @@ def test_a_model_of_one_class_has_its_report(tmp_path):
 
 
 def test_a_report_is_written_again_from_the_folder_alone(trained, tmp_path):
-    before = (trained.folder / "report.html").read_text()
+    copytree(trained.folder, tmp_path / "run")
     samples = torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    train_report(trained.folder, trained.bundle, {}, trained.results, samples)
-    assert "nothing was judged" in (trained.folder / "report.html").read_text()
-    (trained.folder / "report.html").write_text(before)
+    train_report(tmp_path / "run", trained.bundle, {}, trained.results, samples)
+    assert "nothing was judged" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_of_equal_classes_the_first_is_shown_as_the_answer():

@@ -112,7 +112,8 @@ def test_nothing_is_read_from_the_device_before_a_pass_is_over_and_nothing_sent_
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(parts):
+def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(monkeypatch, parts):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "8")  # a launcher's, for which recipes have a setting
     torch.manual_seed(0)
     model, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)), torch.randn(4, 3, 2, 2)
     with torch.no_grad():

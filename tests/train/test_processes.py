@@ -470,6 +470,16 @@ def test_srun_and_mpirun_are_no_launchers(monkeypatch, name):
     Engine("cpu")
 
 
+def test_gpus_that_cannot_reach_each_other_are_told_before_anything_begins(monkeypatch):
+    def refuse(**_):
+        raise NotImplementedError("Using RTX 4000 series doesn't support faster communication via P2P or IB. Set NCCL_")
+
+    monkeypatch.setattr(engine, "Accelerator", refuse)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"^these GPUs cannot reach each other directly: set NCCL_P2P_DISABLE=1"):
+        Engine("cpu")
+
+
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
 def test_several_processes_take_no_device_that_is_one(monkeypatch, device):
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -54,10 +54,10 @@ def test_what_is_logged_is_printed_and_kept(tmp_path):
     (tmp_path / "run" / "recipe.yaml").touch()  # a run has begun
     with show_log(tmp_path / "run", Console(file=text)):
         assert not (tmp_path / "run" / "train.log").exists()  # before there is something to keep
-        log.warning("%d of [3] images", 2)
+        log.warning("%d of [3] images of a:cat:", 2)
     log.warning("too late")
-    assert text.getvalue() == "warning: 2 of [3] images\n"
-    assert (tmp_path / "run" / "train.log").read_text().endswith(" WARNING 2 of [3] images\n")
+    assert text.getvalue() == "warning: 2 of [3] images of a:cat:\n"
+    assert (tmp_path / "run" / "train.log").read_text().endswith(" WARNING 2 of [3] images of a:cat:\n")
     assert log.handlers == before
 
 

@@ -298,6 +298,14 @@ def test_a_model_that_would_be_read_as_another_is_not_saved(tmp_path, change):
     assert not (tmp_path / "model").exists()
 
 
+def test_a_model_whose_batch_norm_several_gpus_share_is_saved_as_the_model_itself(tmp_path):
+    bundle = tiny_bundle(patch_embedding="conv_stem", stem_channels=(4,))
+    shared = torch.nn.SyncBatchNorm.convert_sync_batchnorm(bundle.model)
+    assert any(isinstance(module, torch.nn.SyncBatchNorm) for module in shared.modules())
+    replace(bundle, model=shared).save(tmp_path)
+    assert Bundle.load(tmp_path).digest() == bundle.digest()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_model_is_saved_as_the_model_itself(tmp_path):
     bundle = tiny_bundle()

@@ -242,7 +242,7 @@ def _columns(file: Path | str, label: str | None) -> tuple[str, str, tuple[str, 
             "stands behind a colon, DATA:COLUMN"
         )
     names, numbers = features.get(labels[0], {}).get("names"), not _is_text(schema.field(labels[0]).type)
-    names = tuple(names) if numbers and names and isinstance(names, list) else None
+    names = tuple(map(str, names)) if numbers and names and isinstance(names, list) else None  # `datasets` takes any
     return images[0], labels[0], names, numbers
 
 

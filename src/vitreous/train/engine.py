@@ -1,4 +1,4 @@
-"""The only file that uses accelerate: devices, processes, backward, trackers."""
+"""The only file that uses accelerate: devices, processes, trackers."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -67,7 +67,11 @@ class Engine:
             with patch_environment(ACCELERATE_TORCH_DEVICE=where, NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1):
                 self._accelerator = Accelerator(cpu=where.type == "cpu", **options)
         else:
-            self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
+            try:
+                self._accelerator = Accelerator(cpu=shared_device(device) == "cpu", **options)
+            except NotImplementedError as error:  # accelerate knows which GPUs and drivers these are
+                way_out = "set NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1, or install a newer driver"
+                raise ValueError(f"these GPUs cannot reach each other directly: {way_out}") from error
             self._hosts = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
         self.device: torch.device = self._accelerator.device
         self.processes: int = self._accelerator.num_processes
@@ -91,9 +95,6 @@ class Engine:
     def gradients(self, model: nn.Module, last: bool) -> AbstractContextManager:
         """For the forward and backward of one part of a batch: gradients are synchronised in the last part only."""
         return nullcontext() if last else self._accelerator.no_sync(model)
-
-    def backward(self, loss: Tensor) -> None:
-        self._accelerator.backward(loss)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over processes."""

@@ -211,7 +211,7 @@ def forward_backward(
             if answer is not None:
                 loss = distilled(loss, logits, answer, recipe.distill)
             share = len(piece) * engine.processes / size  # the processes' gradients are averaged
-            engine.backward(parts.scaler.scale(loss * share))
+            parts.scaler.scale(loss * share).backward()
         labels = target if target.ndim == 1 else target.argmax(dim=1)
         correct = (logits.detach().argmax(dim=1) == labels).sum()
         sums += torch.stack([loss.detach().to(kind) * len(piece), correct.to(kind)])

@@ -28,7 +28,7 @@ DECODING_SECONDS = 5  # between two lines
 def say(console: Console, text: str | Table) -> None:
     """Print a line as it is, without wrapping, or a table. A closed pipe or terminal does not end the run."""
     try:
-        console.print(text, highlight=False, markup=False, soft_wrap=isinstance(text, str))
+        console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=isinstance(text, str))
     except OSError:
         pass
     except SystemExit as error:
