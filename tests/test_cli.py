@@ -433,6 +433,12 @@ def test_a_recipe_without_a_model_of_its_own_has_no_summary(vitreous):
     assert (code, err) == (2, f"vitreous: {said}\n")
 
 
+def test_a_weight_file_is_no_recipe(vitreous, tmp_path):
+    tiny_bundle().save(tmp_path / "model")
+    code, _, err = vitreous("summary", tmp_path / "model" / "model.safetensors")
+    assert code == 2 and "give a run folder, or a folder with model.safetensors" in err and "YAML" not in err
+
+
 @pytest.mark.parametrize("command", ["evaluate", "embed", "calibrate"])
 def test_broken_images_of_other_data_are_left_out_where_that_is_asked_for(vitreous, tmp_path, command):
     photos = write_images(tmp_path / "photos", 4, seed=5)

@@ -283,7 +283,10 @@ def hardware(environment: dict[str, Any]) -> str:
 
 
 def read_history(run: Path) -> list[dict[str, float]]:
-    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file."""
+    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file. Raises ValueError for others."""
     file = run / "metrics.csv"
     rows = read_csv(file, ("epoch", "seconds")) if file.is_file() else []
-    return [{key: float(value) for key, value in row.items()} for row in rows]
+    try:
+        return [{key: float(value) for key, value in row.items()} for row in rows]
+    except ValueError as error:
+        raise ValueError(f"{file} has something else than numbers ({error}): save it as it was") from error

@@ -101,6 +101,9 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
     others = own if among is None else among
     k = voters(own, among, k)
     grouped = own.groups is not None and others.groups is not None
+    if grouped:  # by numbers, as comparing texts takes many times as long
+        _, numbers = np.unique(np.concatenate([own.groups, others.groups]), return_inverse=True)
+        groups, near_groups = torch.from_numpy(numbers).split([len(own.groups), len(others.groups)])
     keys, hits = F.normalize(others.features, dim=1), 0
     for start in range(0, len(own.labels), PART):
         queries = F.normalize(own.features[start : start + PART], dim=1)
@@ -108,8 +111,7 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
         if among is None:
             similarity[torch.arange(len(queries)), torch.arange(start, start + len(queries))] = -torch.inf
         if grouped:
-            same = own.groups[start : start + PART, None] == others.groups[None]
-            similarity[torch.from_numpy(same)] = -torch.inf
+            similarity[groups[start : start + PART, None] == near_groups] = -torch.inf
         near, rows = similarity.topk(k, dim=1)
         votes = torch.zeros(len(queries), len(own.class_names), dtype=torch.float64)
         votes.scatter_add_(1, others.labels[rows], ((near - 1) / TEMPERATURE).double().exp())

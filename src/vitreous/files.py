@@ -101,12 +101,19 @@ def write_csv(path: Path, head: Iterable[str], rows: Iterable[Iterable[object]])
 
 
 def read_csv(path: Path, head: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a table of ours. Raises ValueError for one without these columns, as a spreadsheet may leave it."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        if missing := [name for name in head if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path} has no column {missing[0]}: save it with commas between columns, as it was")
-        return list(reader)
+    """The rows of a table of ours. Raises ValueError for one without these columns, in another encoding or with rows of
+    other lengths, as a spreadsheet may leave it."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns, rows = reader.fieldnames or (), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is no table in UTF-8 ({error}): save it as one, as it was") from error
+    if missing := [name for name in head if name not in columns]:
+        raise ValueError(f"{path} has no column {missing[0]}: save it with commas between columns, as it was")
+    if any(None in row or None in row.values() for row in rows):  # where `DictReader` finds more, or fewer
+        raise ValueError(f"{path} has a row that is not of {len(columns)} columns: save it as it was")
+    return rows
 
 
 def _is_stream(path: Path) -> bool:

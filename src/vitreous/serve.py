@@ -86,7 +86,7 @@ class Service:
         self.method = cheap_method(self.config)
         self.parameters = sum(weight.numel() for weight in self.bundle.model.parameters())
         predict(self.bundle, [], device=device)  # so that a missing device is reported now
-        self._alone = Lock()  # because explaining puts the model into evaluation mode, and back
+        self._alone = Lock()  # held while an image is judged
         self._places = asyncio.Semaphore(AT_ONCE)
         routes = [
             Route("/", self._ask_page, methods=["GET", "POST"]),

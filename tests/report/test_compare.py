@@ -158,6 +158,9 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     compared = figures([read_run(tmp_path / "cv"), better])
     assert dict(compared)["  by fold, against the first"] == ["", text] and "Nadeau" in about_p(compared)
     assert by_fold_against(better, replace(better)) == "+0.00 points"
+    fewer = replace(better, recipe=better.recipe | {"data.train_share": 0.25})
+    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 1)) ** 0.5  # as many are tested as trained on
+    assert by_fold_against(read_run(tmp_path / "cv"), fewer) == f"+4.00 points (p = {2 * student_t.sf(t, 4):.2g})"
     moved = read_run(tmp_path / "cv-1")  # whose images come in the order of other folds
     elsewhere = {(f"moved/{n}", "", 1): answer for n, answer in enumerate(moved.answered["test"].values())}
     moved.__dict__["answered"] = {"test": elsewhere}
@@ -239,10 +242,20 @@ def test_tables_that_a_spreadsheet_has_saved_are_read_or_refused_by_name(runs, t
     said = rf"^{answers} has no column split: save it with commas between columns, as it was$"
     with pytest.raises(ValueError, match=said):
         read_run(tmp_path / "x").answered  # noqa: B018
+    answers.write_text(as_written.replace("ant", "Ameisé"), encoding="cp1252")
+    with pytest.raises(ValueError, match=rf"^{answers} is no table in UTF-8 \(.*\): save it as one, as it was$"):
+        read_run(tmp_path / "x").answered  # noqa: B018
     history = tmp_path / "x" / "metrics.csv"
-    history.write_text(history.read_text().replace(",", ";"))
-    with pytest.raises(ValueError, match=rf"^{history} has no column epoch: save it with commas"):
-        read_run(tmp_path / "x")
+    as_written = history.read_text()
+    for text, said in (
+        (as_written.replace(",", ";"), "has no column epoch: save it with commas"),
+        (as_written.rstrip().rpartition(",")[0], "has a row that is not of"),
+        (as_written.replace("\n2,", "\n2,0,"), "has a row that is not of"),
+        (as_written.replace("\n2,", "\ntwo,"), "has something else than numbers"),
+    ):
+        history.write_text(text)
+        with pytest.raises(ValueError, match=rf"^{history} {said}"):
+            read_run(tmp_path / "x")
 
 
 def test_an_image_that_a_table_names_twice_counts_twice(runs, tmp_path):
@@ -475,7 +488,8 @@ def test_the_command_prints_both_tables_and_writes_the_page(vitreous, runs, tmp_
     assert (code, err) == (0, "") and "augment.shift" in out and "test top-1" in out
     assert f"comparison: {tmp_path / 'new' / 'c.html'}" in out and (tmp_path / "new" / "c.html").exists()
     assert vitreous("compare", "a", "nowhere")[::2] == (
-        2, "vitreous: nowhere is not a finished run, it has no results.json: train it to the end, or leave it out\n",
+        2, "vitreous: nowhere is not a finished run, it has no results.json: train it to the end or, for a model alone, "
+        "give the folder that vitreous evaluate --out has written\n",
     )  # fmt: skip
     code, _, err = vitreous("compare", "a", "--out", tmp_path)
     assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")

@@ -25,13 +25,14 @@ def summary(
     from vitreous.recipe import StartOptions, read_recipe, recipe_names
     from vitreous.train.choose import UNWATCHED, data_of, fit_to_data
     from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
+    from vitreous.weights.tensor_files import SUFFIXES
 
     given = {"image_size": image_size, "channels": channels, "num_classes": classes}
     chosen = {key: value for key, value in given.items() if value is not None}
     without_data = False
     if model.partition("/")[0] in SIZES:
         fields = {"size": model}
-    elif model in recipe_names() or Path(model).is_file():
+    elif model in recipe_names() or (Path(model).is_file() and Path(model).suffix not in SUFFIXES):
         if (SHIPPED / model / CONFIG).is_file():
             print(f"showing the recipe {model}; for the trained model: vitreous summary {SHIPPED / model}")
         recipe = read_recipe(model, [f"model.{key}={value}" for key, value in chosen.items()])

@@ -116,7 +116,8 @@ def by_fold_against(first: Finished, run: Finished) -> str | None:
     if not same or any(first.recipe[key] != run.recipe[key] for key in ("data.folds", "data.split_seed")):
         return None
     gains = np.subtract(run.results["top1_by_fold"], first.results["top1_by_fold"])
-    p = resampled_t_p(gains, 1 / (len(gains) - 1))
+    share = min(each.recipe["data.train_share"] for each in (first, run))  # of the other folds, which are trained on
+    p = resampled_t_p(gains, 1 / (share * (len(gains) - 1)))
     return f"{100 * gains.mean():+.2f} points" + ("" if p is None else f" (p = {p:.2g})")
 
 

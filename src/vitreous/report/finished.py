@@ -77,7 +77,10 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     record = "fold-1/data.json" if cross else "data.json"
     missing = [file for file in ("results.json", "recipe.yaml", record) if not (folder / file).is_file()]
     if missing:
-        raise ValueError(f"{run} is not a finished run, it has no {missing[0]}: train it to the end, or leave it out")
+        raise ValueError(
+            f"{run} is not a finished run, it has no {missing[0]}: train it to the end or, for a model alone, give the "
+            "folder that vitreous evaluate --out has written"
+        )
     results, data = read_json(folder / "results.json"), read_json(folder / record)
     if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
