@@ -10,10 +10,10 @@ from vitreous.model.positions import rotate
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / rms(x) over the last dimension, times a learned factor. Under autocast x and the factor are rounded alike.
+    """x / rms(x) over the last dimension, times a learned factor, which is rounded to x's dtype.
 
-    Else a GPU has no one kernel for it, up to torch 2.11, or x is copied to float32 first, from 2.12 on
-    (github.com/pytorch/pytorch/issues/188955); the kernel itself sums in float32.
+    On a GPU that makes it one kernel, which sums in float32. Under autocast, torch up to 2.11 would take several for
+    operands of two dtypes, and from 2.12 on copy x to float32 first (github.com/pytorch/pytorch/issues/188955).
     """
 
     def forward(self, x: Tensor) -> Tensor:
