@@ -82,14 +82,14 @@ class Engine:
     def prepare(self, model: nn.Module) -> nn.Module:
         """Place and wrap the model, whose weights remain the same objects, so that optimisers may have them already.
 
-        On GPUs, BatchNorm is synchronised across processes.
+        On several GPUs, its BatchNorm modules become SyncBatchNorm, and stay that.
         """
         if self.processes > 1 and self.device.type == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return self._accelerator.prepare(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model itself, as it was before `prepare`."""
+        """The model itself, without what `prepare` has wrapped around it."""
         return self._accelerator.unwrap_model(model)
 
     def gradients(self, model: nn.Module, last: bool) -> AbstractContextManager:
