@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -550,7 +551,7 @@ def test_folds_start_from_trained_weights_and_go_on(tmp_path):
     assert fit_folds(moved, tiny_set(), out=out, resume=True, **quiet()).results["n"] == 2
     (out / "results.json").unlink()
     tiny_bundle(seed=2, classes=("x", "y"), depth=2).save(tmp_path / "moved" / "model")
-    with pytest.raises(ValueError, match=rf"moved is not what {out / 'fold-1'} had as its start: put that back$"):
+    with pytest.raises(ValueError, match=rf"moved, and {out / 'fold-1'} had another: set it as it was$"):
         fit_folds(moved, tiny_set(), out=out, resume=True, **quiet())
 
 
@@ -560,8 +561,26 @@ def test_folds_go_on_with_the_teacher_that_they_had(tmp_path):
     fit_folds(recipe, tiny_set(), out=out, **quiet())
     (out / "results.json").unlink()
     tiny_bundle(seed=2).save(tmp_path / "teacher")
-    with pytest.raises(ValueError, match=rf"teacher is not what {out / 'fold-1'} had as its teacher: put that back$"):
+    with pytest.raises(ValueError, match=rf"teacher, and {out / 'fold-1'} had another: set it as it was$"):
         fit_folds(recipe, tiny_set(), out=out, resume=True, **quiet())
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_folds_without_a_teacher_are_not_put_beside_folds_with_one(tmp_path, taught):
+    place, out = str(tmp_path / "teacher"), tmp_path / "cv"
+    tiny_bundle(seed=1).save(place)
+    recipes = folds_recipe(folds=2), folds_recipe(folds=2, distill={"teacher": place})
+
+    def stop(row):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert fit_folds(recipes[taught], tiny_set(), out=out, on_epoch=stop, **quiet()).results is None  # after fold 1
+    now, had = ("null", "another") if taught else (place, "none")
+    told = f"distill.teacher is {now}, and {out / 'fold-1'} had {had}: set it as it was"
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        fit_folds(recipes[not taught], tiny_set(), out=out, resume=True, **quiet())
+    kept = read_recipe(str(out / "recipe.yaml"))
+    assert fit_folds(kept, tiny_set(), out=out, resume=True, **quiet()).results["n"] == 2
 
 
 def test_a_dry_run_of_one_to_go_on_with_changes_nothing(finished, tmp_path):

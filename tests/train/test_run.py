@@ -1512,6 +1512,14 @@ def test_copies_of_training_images_among_the_test_images_are_told_after_training
     assert run.results["caution"].startswith("5 of 5 test images are also in train")
 
 
+def test_copies_of_validation_images_among_the_test_images_are_told_after_training(trained):
+    pixels, labels = stripes(12, seed=1)
+    held = {"val": (pixels, labels), "test": (pixels[:5], labels[:5])}
+    run = trained(tiny_recipe(epochs=1), ImageSet.from_arrays(*stripes(48), **held, class_names=CLASSES))
+    told = "5 of 5 test images are also in validation, such as row 0 = row 0"
+    assert run.results["caution"] == told and told in (run.folder / "train.log").read_text()
+
+
 def test_what_was_found_in_the_data_stays_in_the_log(trained):
     pixels, labels = stripes(48)
     data = ImageSet.from_arrays(pixels, labels, val=(pixels[:5], labels[:5]), class_names=CLASSES, name="stripes")

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,30 @@ def test_the_first_signal_asks_and_says_so(number, caplog):
     said = "stopping after this step; once more stops at once, with what was saved last"
     assert [record.message for record in caplog.records] == [said]
     assert handlers() == before
+
+
+def test_a_signal_that_comes_while_a_line_is_written_asks_all_the_same(monkeypatch):
+    ends = os.pipe()
+    reader, line = ends[0], "a line of progress\n" * (1 << 14)  # more than a pipe holds
+    handler = logging.Handler()
+    monkeypatch.setattr(signals.log, "handlers", [handler])
+    monkeypatch.setattr(signals.log, "propagate", False)
+
+    def interrupt():
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for the reader
+        time.sleep(0.2)
+        while os.read(reader, 1 << 16):
+            pass
+
+    with os.fdopen(ends[1], "w") as screen, stop_flag() as stop:
+        handler.emit = lambda record: print(record.getMessage(), file=screen, flush=True)  # as `show_log` does
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        print(line, file=screen, flush=True)
+        assert stop()
+    thread.join()
+    os.close(reader)
 
 
 def test_a_second_signal_stops_at_once_and_one_that_arrives_twice_does_not(monkeypatch):

@@ -162,6 +162,22 @@ def test_a_taught_run_is_ended_without_its_teacher(taught, tmp_path):
     assert run.results["teacher"] == {"weights": str(tmp_path / "teacher"), "sha256": digest}
 
 
+def test_held_out_images_that_the_teacher_learnt_from_are_told(taught, tmp_path, caplog):
+    pixels, labels = stripes(48)
+    whole = ImageSet.from_arrays(pixels, labels, class_names=CLASSES)
+    first, quiet = tmp_path / "first", {"console": Console(quiet=True), "pictures": False}
+    fit(tiny_recipe(epochs=1, data={"val_fraction": 0}), whole, out=first, **quiet)
+    fewer = ImageSet.from_arrays(pixels[12:], labels[12:], test=(pixels[:12], labels[:12]), class_names=CLASSES)
+    run = taught("same", fewer, teacher=first, epochs=1)
+    told = f"images are among those that {first} learnt from, such as row"
+    assert run.results["caution"].startswith(f"12 of 12 test {told}")
+    assert f"9 of 9 validation {told}" in caplog.text
+    caplog.clear()
+    other = taught("other", fewer, teacher=first, epochs=1, model={"image_size": 16})  # whose copies have other pixels
+    assert other.results["caution"] == ""
+    assert "learnt from" not in caplog.text
+
+
 def test_those_who_cannot_teach_are_refused(taught, tmp_path):
     tiny_bundle(classes=("ant", "dog", "cat")).save(tmp_path / "other")
     tiny_bundle(channels=3).save(tmp_path / "rgb")

@@ -74,17 +74,17 @@ def check(
     return findings
 
 
-def leaks(name: str, images: Images, train: Images, hashes: np.ndarray) -> str:
-    """A line about images of a split that are also in train, if both are decoded; else "".
+def leaks(name: str, images: Images, others: Images, hashes: np.ndarray, where: str = "train") -> str:
+    """A line about images of a split that are also among others, if both are decoded; else "".
 
-    hashes: `image_hashes` of train; empty if it is not decoded.
+    hashes: `image_hashes` of the others; empty if they are not decoded. where: what these are.
     """
     leaked = np.flatnonzero(are_among(images, hashes))
     if not len(leaked):
         return ""
     row = np.flatnonzero(hashes == image_hashes(images.take(leaked[:1])))[0]
-    example = _pair(images.describe(leaked[0]), train.describe(row))
-    return f"{len(leaked)} of {len(images)} {name} images are also in train, such as {example}"
+    example = _pair(images.describe(leaked[0]), others.describe(row))
+    return f"{len(leaked)} of {len(images)} {name} images are also in {where}, such as {example}"
 
 
 def are_among(images: Images, hashes: np.ndarray) -> np.ndarray:

@@ -85,13 +85,13 @@ def fit_folds(
             if engine.from_main(partial(has_trained, folder)):
                 check_same_recipe(recipe, before, folder)
         runs, stopped = [], False
+        recipes = {folder / f"fold-{fold}": recipe.with_options("data", fold=fold) for fold in range(1, folds + 1)}
+        done = engine.from_main(lambda: {own: finished(own, part, data) for own, part in recipes.items()})
         if engine.main:
             stack.enter_context(claim(folder, recipe))
-        for fold in range(1, folds + 1):
-            own, part = folder / f"fold-{fold}", recipe.with_options("data", fold=fold)
-            done = engine.from_main(partial(finished, own, part, data))
-            if done is not None:
-                runs.append(done)
+        for fold, (own, part) in enumerate(recipes.items(), start=1):
+            if done[own] is not None:
+                runs.append(done[own])
                 continue
             say(console, f"fold {fold} of {folds}:")
             begun = engine.from_main((own / "recipe.yaml").exists)
@@ -132,11 +132,13 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
         return None
     if differs(data.divided(part.data), read_json(own / "data.json")):
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
-    results, options = read_json(own / "results.json"), part.start
-    places = {"start": (options.weights, options.revision), "teacher": (part.distill.teacher, None)}
-    for name, (place, revision) in places.items():
-        if place is not None and results[name]["sha256"] != weights_digest(place, revision):
-            raise ValueError(f"{place} is not what {own} had as its {name}: put that back")
+    results, start, teacher = read_json(own / "results.json"), part.start, part.distill.teacher
+    asked = {"start": ("start.weights", start.weights, start.revision), "teacher": ("distill.teacher", teacher, None)}
+    for name, (setting, place, revision) in asked.items():
+        had = (results.get(name) or {}).get("sha256")
+        if had != (place and weights_digest(place, revision)):
+            was = "another" if had else "none"
+            raise ValueError(f"{setting} is {place or 'null'}, and {own} had {was}: set it as it was")
     return results
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.train.state import State, stop_reason
-from vitreous.train.teacher import Teacher
+from vitreous.train.teacher import Teacher, learnt_by
 from vitreous.weights import Bundle
 
 WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
@@ -237,6 +238,13 @@ class Job:
         model = self.engine.unwrap(self.model)
         rows = torch.arange(len(batches))[:count]
         return split_logits(model, batches, self.preprocess, self.precision, rows, features=True)
+
+    def learnt_before(self) -> dict[str, np.ndarray]:
+        """`image_hashes` of the images that weights to start from, and a teacher, learnt from, by their names."""
+        learnt = {self.start.facts["weights"]: self.start.seen} if self.start else {}
+        if teacher := self.recipe.distill.teacher:
+            learnt[teacher] = learnt_by(teacher, self.preprocess)
+        return learnt
 
     def loop(self, hooks: Hooks, recipe: Recipe) -> bool:
         """`train_loop` with the parts of this run."""

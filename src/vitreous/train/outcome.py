@@ -52,9 +52,13 @@ def finish(job: Job) -> dict[str, Any]:
         }
         told = {key: job.summary[key] | {"test": value} for key, value in judged_of.items() if value}
         write_json(job.folder / "data.json", job.summary | told)
-        images, weights = judged["test"].images, job.recipe.start.weights
-        copies = copies_among(images, are_among(images, before), f"{len(images)} test", weights)
-        findings = [finding for finding in (leaks("test", images, train, hashes), copies) if finding]
+        images = judged["test"].images
+        found = [leaks("test", images, train, hashes)]
+        if "val" in judged and isinstance(chose := judged["val"].images, ArrayImages):
+            found.append(leaks("test", images, chose, image_hashes(chose), "validation"))
+        for name, seen in job.learnt_before().items():
+            found.append(copies_among(images, are_among(images, seen), f"{len(images)} test", name))
+        findings = [finding for finding in found if finding]
         for finding in findings:
             log.warning("%s", finding)
         caution = "; ".join(findings)

@@ -68,10 +68,10 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
     findings = [*seen.values(), *findings]
     if job.engine.device.type == "mps":
         findings.append(NO_MPS)
-    weights = job.recipe.start.weights
-    if job.start and job.val_batches and weights not in seen:
-        images = job.val_batches.images
-        findings.append(copies_among(images, are_among(images, job.start.seen), f"{val} validation", weights))
+    for name, learnt in job.learnt_before().items() if job.val_batches else ():
+        if name not in seen:
+            images = job.val_batches.images
+            findings.append(copies_among(images, are_among(images, learnt), f"{val} validation", name))
     for finding in filter(None, findings):
         if new:
             log.warning(finding)

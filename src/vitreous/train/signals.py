@@ -4,7 +4,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 log = logging.getLogger("vitreous")
@@ -22,7 +22,8 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         if not asked:
             asked.append(time.monotonic())
-            log.warning("stopping after this step; once more stops at once, with what was saved last")
+            with suppress(RuntimeError):  # it came while a line was being written, into which none can be
+                log.warning("stopping after this step; once more stops at once, with what was saved last")
 
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
