@@ -53,7 +53,7 @@ def test_the_python_of_the_documents_runs(outside, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     exec(compile("\n".join(blocks), "python.md", "exec"), {"__name__": "__main__"})
     said = capsys.readouterr().out.splitlines()
-    assert len(blocks) == 16 and said[0].endswith(" 1437 360")
+    assert len(blocks) == 17 and said[0].endswith(" 1437 360")
     assert float(said[-1].removeprefix("runs/own/export/pt2 ")) <= 1e-4
     assert Path("walk.html").is_file()
 

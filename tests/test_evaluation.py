@@ -228,6 +228,17 @@ def test_a_run_whose_data_has_changed_is_not_judged_on_it(tmp_path, skip_broken)
         evaluate(run.folder, split="val", **EXACT)
 
 
+def test_a_run_whose_images_have_moved_is_judged_by_a_link_to_them(tmp_path):
+    folder = write_images(tmp_path / "photos", 10)
+    recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.25})
+    run = fit(recipe, out=tmp_path / "run", device="cpu", pictures=False, console=Console(quiet=True))
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=rf"^{folder}, the images of {run.folder}, are not there: put them or a link"):
+        evaluate(run.folder, split="val", **EXACT)
+    folder.symlink_to(moved)
+    assert evaluate(run.folder, split="val", **EXACT) == run.results["val"]
+
+
 def test_a_run_whose_images_were_renamed_or_repainted_warns(tmp_path, caplog):
     folder = write_images(tmp_path / "photos", 10)
     recipe = tiny_recipe(epochs=1, data={"source": str(folder), "val_fraction": 0.25})

@@ -15,7 +15,7 @@ from image_samples import pixels, preprocess_of, to_image, write_folder
 from PIL import Image
 from tiny import UNREADABLE
 
-from vitreous.data.images import ImageSet, Split
+from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.sources import load
 from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
 from vitreous.recipe import make_recipe
@@ -264,11 +264,36 @@ def test_dataset_classes_are_matched_by_name():
         ImageSet.from_dataset(train, val=Pairs(pixels(1), [0], classes=["dog"]))
 
 
+def test_classes_are_the_same_in_either_form_of_their_letters():
+    composed, decomposed = "\xfc", "u\u0308"  # both are ü
+    train = Pairs(pixels(2), [0, 1], classes=["a", composed])
+    made = ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, 1], classes=[decomposed, "a"]))
+    assert made.class_names == ("a", composed) and made.test.labels.tolist() == [1, 0]
+    assert match_labels([decomposed, composed], [composed, decomposed], "test").tolist() == [1, 0]  # two classes
+
+
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_of_a_dataset_outside_its_classes_are_refused(label):
     train = Pairs(pixels(3), [0, 1, 2], classes=["ant", "bee", "cat"])
     with pytest.raises(ValueError, match=rf"^test labels {min(label, 0)}\.\.{max(label, 0)} exceed 0\.\.1$"):
         ImageSet.from_dataset(train, test=Pairs(pixels(2), [0, label], classes=["bee", "cat"]))
+
+
+def test_what_a_dataset_is_cut_into_keeps_its_classes():
+    whole = Pairs(pixels(6), [0, 1, 2] * 2, classes=["ant", "bee", "cat"])
+    train, val = torch.utils.data.Subset(whole, [0, 1, 2, 3]), torch.utils.data.Subset(whole, [4, 5])
+    made = ImageSet.from_dataset(train, val=val, test=torch.utils.data.Subset(train, [1]))
+    assert made.class_names == ("ant", "bee", "cat") and made.val.labels.tolist() == [1, 2]
+    other = Pairs(pixels(2), [0, 1], classes=["cat", "bee"])
+    assert ImageSet.from_dataset(train, test=torch.utils.data.Subset(other, [0, 1])).test.labels.tolist() == [2, 1]
+
+
+def test_a_loader_of_batches_is_no_dataset():
+    loader = torch.utils.data.DataLoader(Pairs(pixels(4), [0, 1] * 2))
+    with pytest.raises(TypeError, match=r"^train is a DataLoader: give its \.dataset$"):
+        ImageSet.from_dataset(loader)
+    with pytest.raises(TypeError, match=r"^val is a int: give a dataset, with len and dataset\[row\]$"):
+        ImageSet.from_dataset(loader.dataset, val=7)
 
 
 @pytest.mark.parametrize("part", ["val", "test"])

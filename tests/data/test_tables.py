@@ -4,12 +4,14 @@ import logging
 import os
 import re
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
 from image_samples import preprocess_of, write_folder
 
 from vitreous.data.check import check, image_hashes, leaks
+from vitreous.data.divide import groups_of
 from vitreous.data.loaders import decode
 from vitreous.data.sources import load
 from vitreous.data.stores import BrokenImage
@@ -174,6 +176,17 @@ def test_a_missing_path_is_not_looked_for_elsewhere(photos, monkeypatch):
     assert len(load(write_table(photos, "file,label", *lines, "all/gone.png,a")).train) == len(FILES) + 1
 
 
+@pytest.mark.parametrize("name", ["übung/é1.png", "é1.png", "é1", "übung/é1"])
+@pytest.mark.parametrize(("stored", "listed"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_name_is_found_in_either_form_of_its_letters(photos, name, stored, listed):
+    folder = photos / normalize(stored, "übung")
+    folder.mkdir()
+    (photos / FILES[0]).rename(folder / normalize(stored, "é1.png"))
+    made = load(write_table(photos, "file,label", f"{normalize(listed, name)},a", f"{FILES[1]},b"))
+    assert made.train.images.missing() is None and made.train.labels.tolist() == [1, 0]
+    assert set(groups_of(made.train.images, normalize(listed, "(übung|all)/"))) == {normalize("NFC", "übung"), "all"}
+
+
 def test_a_colon_in_the_path_is_none_before_a_column(photos):
     folder = photos.rename(photos.parent / "10:30")
     table = write_table(folder, "file,label,age", *(f"{file},a,{i % 2}" for i, file in enumerate(FILES)))
@@ -253,6 +266,10 @@ def test_a_table_that_is_not_utf8_says_so(photos):
         ("path,label", "all/{i:03}.png,{c}"),
         ("image,label", "{i:03},{c}"),
         ("id,file,label", "{j:03},{i:03},{c}"),
+        ("Image,File name,Fine Label", "{j:03},{i:03},{c}"),
+        ("sep=;\nfile;label", "{i:03};{c}"),
+        ("sep=|\nfile|label", "{i:03}|{c}"),
+        ("\n\nfile;label", "{i:03};{c}"),
     ],
 )
 def test_the_column_of_files_is_known_by_its_name(photos, head, rows):
@@ -304,6 +321,15 @@ def test_a_column_may_say_what_belongs_together(photos):
     decoded = decode(made.train, preprocess_of()).images
     np.testing.assert_array_equal(decoded.column("patient"), made.train.images.column("patient"))
     assert decoded.column("doctor") is None
+
+
+def test_a_column_of_folds_is_kept_as_it_is_if_they_are_taken_for_groups(photos):
+    write_folder(photos / "more", {"some": 36}, seed=9)
+    files = [f"more/some/{i:03}.png" for i in range(36)]
+    rows = [f"{file},{'aab'[i % 3]},{(i // 3) ** 2 % 5}" for i, file in enumerate(files)]  # 0, 1 and 4, of unequal size
+    made = load(write_table(photos, "file,label,fold", *rows))
+    held = [made.with_fold(k, 3, seed, "fold").test.images.column("fold") for seed in (0, 1) for k in (1, 2, 3)]
+    assert [len(set(fold)) for fold in held] == [1] * 6 and {fold[0] for fold in held[:3]} == {"0", "1", "4"}
 
 
 def test_a_column_is_refused_where_there_are_none(photos):

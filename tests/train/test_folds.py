@@ -284,6 +284,15 @@ def test_images_that_the_weights_learnt_from_are_told_where_they_have_moved(tmp_
     assert "the model learnt from, such as" in judge_run(tmp_path / "last", tmp_path / "other", device="cpu").caution
 
 
+def test_folds_of_what_the_weights_learnt_from_are_refused_behind_a_link(tmp_path):
+    photos = write_images(tmp_path / "photos", 8)
+    run = fit(tiny_recipe(epochs=1, data={"source": str(photos)}), out=tmp_path / "run", **quiet())
+    photos.symlink_to(photos.rename(tmp_path / "moved"))
+    fields = {"epochs": 1, "data": {"source": str(photos), "folds": 2}, "start": {"weights": str(run.folder)}}
+    with pytest.raises(ValueError, match=r"learnt from .*photos, of which folds are to be held out: "):
+        fit_folds(make_recipe(fields, "test"), out=tmp_path / "more", **quiet())
+
+
 def test_a_cross_validation_gives_no_weights_to_start_from(tmp_path):
     source = {"source": str(write_images(tmp_path / "photos", 8))}
     fit_folds(folds_recipe(2, data=source), out=tmp_path / "cv", **quiet())

@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from typing import TYPE_CHECKING
+from unicodedata import normalize
 
 import numpy as np
 
@@ -144,12 +145,12 @@ def groups_of(images: Images, pattern: str) -> np.ndarray:
             raise ValueError(f"images without '{pattern}', as data.group asks for: {empty}; fill it in")
         return column
     try:
-        compiled = re.compile(pattern)
+        compiled = re.compile(normalize("NFC", pattern))  # macOS may write an é as two characters
     except re.error as error:
         raise ValueError(f"data.group '{pattern}' is neither a column nor a regular expression: {error}") from error
     found = []
     for name in images.places():
-        if not (match := compiled.search(name)):
+        if not (match := compiled.search(normalize("NFC", name))):
             near = did_you_mean(pattern, getattr(images, "columns", ()))
             raise ValueError(f"data.group '{pattern}' is not a column, and finds nothing in {name}: {near}use another")
         group = match[1] if compiled.groups else match[0]

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from vitreous.data.divide import for_validation, in_fold, in_share
 from vitreous.data.stores import ArrayImages, DatasetImages, Images, as_pixels, even_rows
@@ -170,10 +172,11 @@ class ImageSet:
         An image is a PIL image, or an array or tensor, uint8 or floats in 0..1: (H, W), (H, W, C) or (C, H, W). Images
         are kept, up to `data.memory_budget`, so the dataset should make no random changes, as `recipe.augment` does.
         Labels come from an attribute `targets` if there is one, else every item is read once. Class names come from
-        `train.classes` if it exists; if val or test have `classes` too, labels are matched by name.
+        `train.classes` if it exists, of a torch `Subset` from the set it is cut from; if val or test have `classes`
+        too, labels are matched by name.
         """
         split = Split(DatasetImages(train), _dataset_labels("train", train))
-        own = getattr(train, "classes", None)
+        own = _classes(train)
         class_names = own if class_names is None else class_names
         class_names = as_class_names(_numbered(split.labels) if class_names is None else class_names)
         own = class_names if own is None else as_class_names(own)
@@ -181,7 +184,7 @@ class ImageSet:
         for key, dataset in others.items():
             if dataset is not None:
                 labels = _dataset_labels(key, dataset)
-                names = getattr(dataset, "classes", None)
+                names = _classes(dataset)
                 if names is not None and (names := as_class_names(names)) != own:
                     if not 0 <= labels.min() <= labels.max() < len(names):
                         raise ValueError(f"{key} labels {labels.min()}..{labels.max()} exceed 0..{len(names) - 1}")
@@ -240,8 +243,14 @@ class ImageSet:
 
 
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
-    """The index of each name in the owner's `class_names`: int64 (N,). Raises ValueError for an unknown name."""
+    """The index of each name in the owner's `class_names`: int64 (N,). Raises ValueError for an unknown name.
+
+    An é of one character and an é of two are the same, unless both are classes.
+    """
     row_of = {name: row for row, name in enumerate(class_names)}
+    composed = {normalize("NFC", name): name for name in class_names}
+    meant = {name: name if name in row_of else composed.get(normalize("NFC", name), name) for name in set(names)}
+    names = [meant[name] for name in names]
     if unknown := sorted(set(names) - set(class_names)):
         known = shorten(class_names, 10)
         raise ValueError(
@@ -307,7 +316,17 @@ def _array_split(name: str, images, labels) -> Split:
     return Split(ArrayImages(as_pixels(images)), _integers(name, labels))
 
 
+def _classes(dataset) -> Sequence[str] | None:
+    """The class names that a dataset, or the one that a `Subset` is cut from, gives."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return getattr(dataset, "classes", None)
+
+
 def _dataset_labels(name: str, dataset) -> np.ndarray:
+    if not hasattr(dataset, "__getitem__"):
+        way_out = "its .dataset" if hasattr(dataset, "dataset") else "a dataset, with len and dataset[row]"
+        raise TypeError(f"{name} is a {type(dataset).__name__}: give {way_out}")
     if not len(dataset):
         raise ValueError(f"{name} holds no images")
     labels = getattr(dataset, "targets", None)

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
+from unicodedata import normalize
 
 from vitreous.data.folders import IMAGE_SUFFIXES, files_below
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, tell_joined, tells_splits
@@ -67,8 +68,9 @@ def _columns(path: Path) -> dict[str, list[str]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8: save it as that") from error
+    told, text = re.fullmatch(r"\n*(?:sep=(.)\n)?(.*)", text, re.DOTALL).groups()  # as Excel is told
     head = text.partition("\n")[0]
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=head.count)
+    delimiter = told or ("\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=head.count))
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
@@ -88,8 +90,8 @@ def _columns(path: Path) -> dict[str, list[str]]:
 
 
 def _column(columns: dict[str, list[str]], words: tuple[str, ...], kind: str, path: Path) -> str:
-    """The column with the first of these names."""
-    called = {name.lower(): name for name in columns}
+    """The column with the first of these names; a space counts as _."""
+    called = {name.lower().replace(" ", "_"): name for name in columns}
     found = next((called[word] for word in words if word in called), None)
     if found is None:
         way_out = "call one of them 'file' (a table has a row for each image)"
@@ -111,26 +113,28 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
     root, called = path.parent, {}
     if "" in values:
         raise ValueError(f"{path}: {values.count('')} rows have no '{image}': add it, or leave the rows out")
-    names = {value for value in values if not os.path.isfile(root / value)}  # noqa: PTH113 - no error if too long
-    if any("/" not in name or Path(name).suffix.lower() not in IMAGE_SUFFIXES for name in names):  # else it is a path
+    lacking = {value for value in values if not os.path.isfile(root / value)}  # noqa: PTH113 - no error if too long
+    names = {value: normalize("NFC", value) for value in lacking}  # macOS may write an é as two characters
+    paths = (name.isascii() and "/" in name and Path(name).suffix.lower() in IMAGE_SUFFIXES for name in names)
+    if not all(paths):  # else there is nothing to look for
         for file in files_below(root):
-            inside = Path(file).relative_to(root)
-            for key in {str(inside.with_suffix("")), inside.name, inside.stem}:
+            inside = Path(normalize("NFC", str(Path(file).relative_to(root))))
+            for key in {str(inside), str(inside.with_suffix("")), inside.name, inside.stem}:
                 called.setdefault(key, []).append(file)
-    if names.issuperset(values) and names.isdisjoint(called):
+    if lacking.issuperset(values) and called.keys().isdisjoint(names.values()):
         raise ValueError(
             f"{path}: no '{image}' is found, such as {values[0]}: write paths from {root}, with /, or bare names of "
             "files anywhere below it"
         )
     for value in values:
-        if value in names and len(several := called.get(value, [])) > 1:
-            called[value] = several = [file for file in several if not _is_explanation(file)] or several
+        if value in names and len(several := called.get(names[value], [])) > 1:
+            called[names[value]] = several = [file for file in several if not _is_explanation(file)] or several
             if len(several) > 1:
                 raise ValueError(
                     f"{path}: '{value}' is any of {', '.join(map(as_text, several[:3]))}: write its path, or move the "
                     "table into the folder of its images"
                 )
-    return [called[value][0] if value in names and value in called else str(root / value) for value in values]
+    return [called.get(names.get(value), [str(root / value)])[0] for value in values]
 
 
 def _is_explanation(file: str) -> bool:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from vitreous.data.check import differs
 from vitreous.data.images import ImageSet
-from vitreous.data.sources import split_source
+from vitreous.data.sources import absolute, split_source
 from vitreous.evaluation import learnt_hashes, record_of
 from vitreous.files import read_json
 from vitreous.messages import one_line, shorten
@@ -62,7 +62,10 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
         folder, theirs = record_of(weights)
     if folder is None or not (folder / "data.json").is_file():  # as of a cross-validation, which `load_start` refuses
         return ""
-    if theirs.source is None or split_source(theirs.source)[0] != split_source(ours.source or "")[0]:
+    if not (theirs.source and ours.source):
+        return ""
+    place, other = (split_source(absolute(source))[0] for source in (ours.source, theirs.source))  # behind any link
+    if place != other:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
     record = read_json(folder / "data.json")
