@@ -514,7 +514,7 @@ def test_rounded_answers_without_labels_are_judged_by_their_agreement():
 def test_images_may_be_named_to_check_on(run, tmp_path):
     write_images(tmp_path / "others", 5, seed=3)
     (tmp_path / "others" / "ant").rename(tmp_path / "others" / "zebra")
-    with pytest.raises(ValueError, match="others: train has class 'zebra' that the model lacks"):
+    with pytest.raises(ValueError, match="others has class 'zebra' that the model lacks"):
         find_inputs(run, tiny_bundle(), 242, 1000, str(tmp_path / "others"))
     shutil.rmtree(tmp_path / "others" / "zebra")
     inputs = find_inputs("nowhere", tiny_bundle(), 242, 1000, str(tmp_path / "others"))

@@ -332,7 +332,8 @@ def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:
     if image_set.class_names == bundle.class_names:
         return chosen
     names = [image_set.class_names[label] for label in chosen.labels]
-    return Split(chosen.images, match_labels(names, bundle.class_names, f"{image_set.source}: {split}", "the model"))
+    which = f"{image_set.source}: {split}" if len(image_set.splits) > 1 else image_set.source
+    return Split(chosen.images, match_labels(names, bundle.class_names, which, "the model"))
 
 
 def record_of(run: Trained) -> tuple[Path | None, DataOptions]:
