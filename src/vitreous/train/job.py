@@ -19,6 +19,7 @@ from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import even_rows
 from vitreous.device import pick_precision
+from vitreous.evaluation import learnt_hashes
 from vitreous.files import write_csv
 from vitreous.metrics import watched
 from vitreous.model import ViT
@@ -36,7 +37,7 @@ from vitreous.train.progress import Display, decoding, say
 from vitreous.train.signals import stop_flag
 from vitreous.train.start import Start
 from vitreous.train.state import State, stop_reason
-from vitreous.train.teacher import Teacher, learnt_by
+from vitreous.train.teacher import Teacher
 from vitreous.weights import Bundle
 
 WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
@@ -243,7 +244,7 @@ class Job:
         """`image_hashes` of the images that weights to start from, and a teacher, learnt from, by their names."""
         learnt = {self.start.facts["weights"]: self.start.seen} if self.start else {}
         if teacher := self.recipe.distill.teacher:
-            learnt[teacher] = learnt_by(teacher, self.preprocess)
+            learnt[teacher] = learnt_hashes(teacher)
         return learnt
 
     def loop(self, hooks: Hooks, recipe: Recipe) -> bool:

@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.device import autocast, compiled
-from vitreous.evaluation import learnt_hashes
 from vitreous.messages import shorten
 from vitreous.model import ViT
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import DistillOptions, Recipe
-from vitreous.weights.bundle import find_bundle, find_record, read_config
 from vitreous.weights.load import load_weights, weights_digest
 
 
@@ -47,16 +44,6 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
         )
     columns = [bundle.class_names.index(own) for own in class_names]
     return Teacher(bundle.model, bundle.preprocess, columns, weights_digest(name))
-
-
-def learnt_by(teacher: str, preprocess: Preprocess) -> np.ndarray:
-    """`image_hashes` of the images that a teacher learnt from, uint64 (N,), as far as is known; none if it fits images
-    otherwise than `preprocess`, so that copies have other pixels."""
-    if not len(learnt := learnt_hashes(teacher)):
-        return learnt
-    theirs = read_config(find_bundle(find_record(teacher))).preprocess
-    alike = theirs.model_copy(update={"mean": preprocess.mean, "std": preprocess.std}) == preprocess
-    return learnt if alike else learnt[:0]
 
 
 def answering(
