@@ -16,7 +16,7 @@ from vitreous.data.check import are_among, copies_among, differs, digest_of, fir
 from vitreous.data.divide import groups_if_any
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
-from vitreous.data.sources import load, split_source
+from vitreous.data.sources import gone, load
 from vitreous.data.stores import Images
 from vitreous.files import read_json, write_csv
 from vitreous.metrics import (
@@ -354,8 +354,7 @@ def own_data(run: Trained, *, fetch: bool = True) -> ImageSet:
     if options.source is None:
         name = "the model" if isinstance(run, Bundle) else run
         raise ValueError(f"{name} does not say what it was trained on: name DATA or image files, or the run's folder")
-    place = split_source(options.source)[0]
-    if Path(place).is_absolute() and not Path(place).exists():
+    if place := gone(options.source):
         raise ValueError(
             f"{place}, the images of {run}, are not there: put them or a link there, or name DATA or image files"
         )

@@ -88,7 +88,7 @@ def train(
 
     from rich.console import Console
 
-    from vitreous.data.sources import split_source
+    from vitreous.data.sources import gone
     from vitreous.train.choose import choose_recipe, start_settings
     from vitreous.train.engine import is_main
     from vitreous.train.folder import check_claim
@@ -105,8 +105,7 @@ def train(
     chosen, image_set, reason = choose_recipe(data, recipe, overrides, out if resume else None, device)
     if reason:
         say(console, reason)
-    place = split_source(chosen.data.source or "")[0]
-    if resume and data is None and Path(place).is_absolute() and not Path(place).exists():
+    if resume and data is None and (place := gone(chosen.data.source or "")):
         raise ValueError(
             f"{place}, the data of this run, is not there: if it has moved, say where it is now, as in "
             f"`vitreous train DATA --{'finish' if finish else 'resume'} --out {shlex.quote(str(out))}`"

@@ -128,6 +128,12 @@ def split_source(source: str | Path) -> tuple[str | Path, str | None]:
     return hub + place, column if colon else None
 
 
+def gone(source: str) -> str | None:
+    """The absolute path that DATA is, if nothing is there, as when it has moved; else None."""
+    place = split_source(source)[0]
+    return place if Path(place).is_absolute() and not Path(place).exists() else None
+
+
 def _join_source(place: str | Path, label: str | None) -> str:
     """DATA, as `split_source` splits it."""
     return str(place) if label is None else f"{place}:{label}"
