@@ -313,8 +313,8 @@ def record_evaluation(judged: Judged) -> dict[str, Any]:
 
 
 def learnt_hashes(run: Trained) -> np.ndarray:
-    """`image_hashes` of the images that a run, and what it started from, learnt from: uint64 (N,), as far as is
-    recorded."""
+    """`image_hashes` of the images that a run, what it started from and its teacher learnt from: uint64 (N,), as far
+    as is recorded."""
     if (folder := find_record(run)) is None or not (folder / TRAIN_HASHES).is_file():
         return np.empty(0, np.uint64)
     return np.fromfile(folder / TRAIN_HASHES, np.uint64)

@@ -14,6 +14,7 @@ from tiny import CLASSES, equal, stripes, tiny_bundle, tiny_recipe, tiny_set, we
 
 from vitreous.card import card, write_shared
 from vitreous.data.images import ImageSet
+from vitreous.evaluation import judge_run
 from vitreous.export.checkpoints import write_timm
 from vitreous.model import ViT
 from vitreous.recipe import DistillOptions, read_recipe
@@ -172,6 +173,9 @@ def test_held_out_images_that_the_teacher_learnt_from_are_told(taught, tmp_path,
     told = f"images are among those that {first} learnt from, such as row"
     assert run.results["caution"].startswith(f"12 of 12 test {told}")
     assert f"9 of 9 validation {told}" in caplog.text
+    shown = ImageSet.from_arrays(pixels[:12], labels[:12], class_names=CLASSES)
+    caution = judge_run(run.folder, shown, device="cpu").caution
+    assert caution.startswith("12 of these 12 images are among those that the model learnt from")
     caplog.clear()
     other = taught("other", fewer, teacher=first, epochs=1, model={"image_size": 16})  # whose copies have other pixels
     assert other.results["caution"] == ""

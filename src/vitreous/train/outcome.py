@@ -31,10 +31,10 @@ def finish(job: Job) -> dict[str, Any]:
     """
     state, judged, caution = job.state, {}, ""
     train, hashes = job.plain_batches.images, np.empty(0, np.uint64)
-    before = job.start.seen if job.start else np.empty(0, np.uint64)
+    before = job.learnt_before()
     if isinstance(train, ArrayImages):
         hashes = image_hashes(train)
-        learnt = np.union1d(hashes, before)
+        learnt = np.unique(np.concatenate([hashes, *before.values()]))
         replace_file(job.folder / TRAIN_HASHES, lambda part: part.write_bytes(learnt.tobytes()))
     bundle = Bundle.load(job.folder / "model")
     if job.data.val is not None:
@@ -56,7 +56,7 @@ def finish(job: Job) -> dict[str, Any]:
         found = [leaks("test", images, train, hashes)]
         if "val" in judged and isinstance(chose := judged["val"].images, ArrayImages):
             found.append(leaks("test", images, chose, image_hashes(chose), "validation"))
-        for name, seen in job.learnt_before().items():
+        for name, seen in before.items():
             found.append(copies_among(images, are_among(images, seen), f"{len(images)} test", name))
         findings = [finding for finding in found if finding]
         for finding in findings:
