@@ -136,10 +136,10 @@ def test_the_page_alone_has_the_form_and_no_answers(client):
         ("/predict", b"no image", 400, f"the image: {UNREADABLE}"),
         ("/predict", b"", 400, f"the image: {UNREADABLE}"),
         ("/predict", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", 400, f"the image: {UNREADABLE}"),
-        ("/predict?top=0", b"", 400, "top is '0': give a number from 1"),
-        ("/predict?top=" + 5000 * "1", b"", 400, f"top is '{20 * '1'}': give a number from 1"),
-        ("/predict?top=" + 5000 * "0" + "1", b"", 400, f"top is '{20 * '0'}': give a number from 1"),
-        ("/predict?top=two", b"", 400, "top is 'two': give a number from 1"),
+        ("/predict?top=0", b"", 400, "top is '0': give a number from 1 to 999999999"),
+        ("/predict?top=" + 5000 * "1", b"", 400, f"top is '{20 * '1'}': give a number from 1 to 999999999"),
+        ("/predict?top=" + 5000 * "0" + "1", b"", 400, f"top is '{20 * '0'}': give a number from 1 to 999999999"),
+        ("/predict?top=two", b"", 400, "top is 'two': give a number from 1 to 999999999"),
         ("/predict", iter([b"parts"]), 411, "the request does not say its length: send Content-Length"),
         ("/predict", b"x" * 101, 413, "101 bytes: send at most 100 at a time"),
         ("/predict", b"x" * 100, 400, f"the image: {UNREADABLE}"),
@@ -285,19 +285,24 @@ def test_a_long_list_of_classes_is_cut():
         assert f'<p class="lead">{lead}{end}</p>' in text
 
 
-@pytest.mark.parametrize("kind", ["text", "few levels", "run lengths", "many segments"])
-def test_what_is_decoded_byte_by_byte_is_refused(client, kind):
+@pytest.mark.parametrize("kind", ["text", "few levels", "run lengths", "many segments", "many scans"])
+def test_what_would_take_long_to_decode_is_refused(client, kind):
     """A stranger could make these take minutes, in which nobody else is answered."""
     files = {"PPM": io.BytesIO(), "BMP": io.BytesIO(), "JPEG": io.BytesIO()}
     for name, file in files.items():
         Image.new("L", (8, 8)).save(file, name)
         assert client.post("/predict", content=file.getvalue()).status_code == 200
     image, bmp, jpeg = encoded(1)[0], files["BMP"].getvalue(), files["JPEG"].getvalue()
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "JPEG", progressive=True)
+    scans = file.getvalue()[:-2]  # without the mark of its end
+    assert client.post("/predict", content=scans + b"\xff\xd9").status_code == 200
     slow = {
         "text": b"P2 8 8 255 " + b"0 " * 64,
         "few levels": b"P5 8 8 254 " + bytes(64),
         "run lengths": bmp[:30] + b"\1" + bmp[31:],
         "many segments": jpeg[:2] + 101 * b"\xff\xe1\0\x08Exif\0\0" + jpeg[2:],
+        "many scans": scans + 1001 * scans[scans.rindex(b"\xff\xda") :] + b"\xff\xd9",
     }[kind]
     answer = client.post("/predict", content=slow)
     said = "the image: it would take long to decode: save it as PNG"
@@ -559,4 +564,9 @@ def test_a_client_that_says_two_lengths_or_sends_but_half_holds_nothing_up(serve
         assert select.select([process.stdout], [], [], 60)[0] and process.stdout.readline() == "gone\n"
         process.terminate()
         _, err = process.communicate(timeout=60)
+        answer = half.recv(999)
     assert process.returncode == 143 and "ClientDisconnect" not in err
+    assert answer.startswith(b"HTTP/1.1 503 ") and answer.endswith(
+        b'{"error":"the server stops: ask again once it is back"}'
+    )
+    assert "Traceback" not in err

@@ -45,6 +45,7 @@ SLOW = 60  # seconds in which a request has to arrive
 AT_ONCE = 32  # requests with images, all of which wait in memory; more are turned away
 NAMED = 20  # classes that the page names
 BYTE_BY_BYTE = ("ppm", "ppm_plain", "bmp_rle")  # decoders of Pillow in Python
+SCANS = 1000  # of a JPEG: a progressive one has about ten, and each goes through all pixels
 FORM = f"""<form method="post" enctype="multipart/form-data">
 <label>Up to {MOST} images, {LARGEST // 10**6} MB in all:
 <input type="file" name="images" accept="image/*" multiple required></label> <button>Ask the model</button></form>
@@ -121,7 +122,7 @@ class Service:
             raise HTTPException(415, "send the image's bytes as the body: curl --data-binary @photo.jpg")
         top = request.query_params.get("top", "5")
         if not top.isdecimal() or len(top) > 9 or not int(top):
-            raise HTTPException(400, f"top is '{top[:20]}': give a number from 1")
+            raise HTTPException(400, f"top is '{top[:20]}': give a number from 1 to 999999999")
         async with self._room():
             async with _in_time():
                 image = await request.body()
@@ -140,11 +141,17 @@ class Service:
         }
         return JSONResponse(about)
 
-    def _room(self) -> asyncio.Semaphore:
-        """To be entered before the body of a request is read. Raises HTTPException where too many are inside."""
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[None]:
+        """To be entered before the body of a request is read. Raises HTTPException where too many are inside, and if
+        the server stops before the request is answered."""
         if self._places.locked():
             raise HTTPException(503, f"{AT_ONCE} requests are waiting: ask again in a second", {"Retry-After": "1"})
-        return self._places
+        async with self._places:
+            try:
+                yield
+            except asyncio.CancelledError as error:
+                raise HTTPException(503, "the server stops: ask again once it is back") from error
 
     @contextmanager
     def _turn(self, request: Request, image: bytes) -> Iterator[None]:
@@ -292,11 +299,13 @@ def _check_length(request: Request) -> None:
 
 
 def _check_quick(image: bytes) -> None:
-    """Raises BrokenImage for what Pillow decodes byte by byte in Python, which a stranger can make take minutes."""
+    """Raises BrokenImage for what Pillow decodes byte by byte in Python, and for a JPEG of very many scans, which a
+    stranger can make take minutes."""
     slow = image.count(b"Exif\0\0") > 100
     if not slow:
         with suppress(Exception), open_picture(io.BytesIO(image)) as picture:  # `predict` tells what is no picture
-            slow = picture.tile[0][0] in BYTE_BY_BYTE
+            decoder = picture.tile[0][0]
+            slow = decoder in BYTE_BY_BYTE or (decoder == "jpeg" and image.count(b"\xff\xda") > SCANS)
     if slow:
         error = ValueError("it would take long to decode: save it as PNG")
         raise BrokenImage(f"the image: {error}") from error

@@ -44,6 +44,12 @@ def test_a_dozen_channels_may_be_last():
     assert ImageSet.from_arrays(np.zeros((4, 64, 128, 12), np.uint8), [0, 1] * 2).train.images.shape == (12, 64, 128)
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 13), (9, 9, 103)])
+def test_any_number_of_channels_may_be_last_in_squares(shape):
+    made = ImageSet.from_arrays(np.zeros((4, *shape), np.uint8), [0, 1] * 2)
+    assert made.train.images.shape == (shape[2], *shape[:2])
+
+
 def test_gray_arrays_need_no_channel():
     made = ImageSet.from_arrays(pixels(4, 1)[:, 0], [0, 1, 0, 1], test=(pixels(2, 1)[:, 0], [0, 1]))
     assert made.train.images.shape == (1, 8, 8) and len(made.test) == 2

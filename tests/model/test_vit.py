@@ -203,6 +203,19 @@ def test_zero_init_starts_blocks_as_the_identity():
     assert not torch.allclose(small().blocks[1](x), x, atol=0.1)
 
 
+@pytest.mark.parametrize(
+    "positions", [{"positions": "sincos2d"}, {"positions": "rope"}, {"position_tokens": "patches"}], ids=str
+)
+def test_zero_init_lets_a_class_token_without_position_learn(positions):
+    model = small(zero_init=True, pool="cls", **positions)
+    optimiser, images = torch.optim.SGD(model.parameters(), lr=0.1), images_for(model)
+    for _ in range(3):  # head, then the blocks' last matrices, then what they read
+        optimiser.zero_grad()
+        F.cross_entropy(model(images), torch.tensor([0, 1])).backward()
+        optimiser.step()
+    assert model.head.weight.any() and model.patches.proj.weight.grad.any()
+
+
 def test_layer_scale_starts_branches_small():
     model, x = small(layer_scale=1e-4), torch.randn(2, 7, 16)
     block = model.blocks[0]

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,6 +181,18 @@ def test_held_out_images_that_the_teacher_learnt_from_are_told(taught, tmp_path,
     other = taught("other", fewer, teacher=first, epochs=1, model={"image_size": 16})  # whose copies have other pixels
     assert other.results["caution"] == ""
     assert "learnt from" not in caplog.text
+
+
+def test_a_teacher_of_another_white_is_told(taught, tmp_path, caplog):
+    bundle = tiny_bundle(seed=3)
+    white = bundle.preprocess.model_copy(update={"white": 4095.0})
+    replace(bundle, preprocess=white).save(tmp_path / "dim")
+    taught("dark", teacher=tmp_path / "dim", epochs=1)
+    assert f"{tmp_path / 'dim'} learnt with data.white=4095.0, and this run has null: to the teacher" in caplog.text
+    caplog.clear()
+    taught("alike", teacher=tmp_path / "dim", epochs=1, data={"white": 4095})
+    taught("neither", epochs=1)
+    assert "data.white" not in caplog.text
 
 
 def test_those_who_cannot_teach_are_refused(taught, tmp_path):

@@ -20,7 +20,7 @@ from vitreous.preprocess import Preprocess, orientation
 FORMATS = {"JPEG": "JPEG", "PNG": "PNG", "TIFF": "TIFF", "WEBP": "WebP", "BMP": "BMP", "GIF": "GIF", "AVIF": "AVIF"}
 FORMATS |= {"HEIF": "HEIC", "JPEG2000": "JPEG 2000", "PPM": "Netpbm"}  # Pillow's names -> ours
 SAMPLE = 64  # images whose headers are read for channels and size
-MOST_LAST = 16  # channels of an array that has them last, if not 1 or 3
+MOST_LAST = 16  # channels of an array that has them last, if not 1 or 3, or images are square
 MAPPED = 16  # images that stay mapped, each with up to 2 MB of the file around it
 
 
@@ -303,7 +303,8 @@ def as_pixels(images) -> np.ndarray:
     """Convert images in an array or tensor to uint8 (N, C, H, W).
 
     Takes (N, H, W), (N, H, W, C) or (N, C, H, W), as uint8 or as floats in 0..1. Channels are last where there are 1 or
-    3 of them, or at most `MOST_LAST` and fewer than there would be if they were first.
+    3 of them, where only then the images are square, or where there are at most `MOST_LAST` and fewer than there would
+    be if they were first.
     """
     if isinstance(images, torch.Tensor):
         images = images.detach().cpu()
@@ -316,9 +317,10 @@ def as_pixels(images) -> np.ndarray:
         images = images[:, None]
     if images.ndim != 4 or not images.size:
         raise ValueError(f"images of shape {images.shape}: give (N, H, W), (N, H, W, C) or (N, C, H, W)")
-    first, last = images.shape[1], images.shape[3]
-    fewer = last < first and last <= MOST_LAST and images.shape[2] != last  # squares: C, H, W
-    if first not in (1, 3) and (last in (1, 3) or fewer):
+    first, middle, last = images.shape[1:]
+    fewer = last < first and last <= MOST_LAST and middle != last  # squares: C, H, W
+    squares = first == middle != last  # H, W, C
+    if first not in (1, 3) and (last in (1, 3) or squares or fewer):
         images = np.ascontiguousarray(np.moveaxis(images, 3, 1))
     if images.dtype == np.uint8:
         return images

@@ -196,7 +196,8 @@ def early_answers(model: ViT, seen: OpenPass) -> Tensor:
 
 def _spread(lengths: Tensor) -> np.ndarray:
     """Minimum, median and maximum at each depth: (n, L + 1) -> (L + 1, 3)."""
-    return torch.stack([lengths.amin(0), lengths.median(0).values, lengths.amax(0)], dim=1).cpu().double().numpy()
+    found = lengths.cpu().double().numpy()  # torch's median is the lower of the two in the middle
+    return np.stack([found.min(axis=0), np.median(found, axis=0), found.max(axis=0)], axis=1)
 
 
 def _patch_distances(model: ViT) -> Tensor:

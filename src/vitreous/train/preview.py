@@ -66,6 +66,8 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
         balance=None if probe else options.balance,
     )
     findings = [*seen.values(), *findings]
+    if job.teacher is not None and job.data.train.images.channels == 1:
+        findings.append(_other_white(job))
     if job.engine.device.type == "mps":
         findings.append(NO_MPS)
     for name, learnt in job.learnt_before().items() if job.val_batches else ():
@@ -82,6 +84,17 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
         say(job.console, f"at most {limit:,g} s, {longer} (time_limit=null: no limit)")
     if job.pictures:
         _draw_first_batch(job)
+
+
+def _other_white(job: Job) -> str:
+    """A line if the teacher learnt with another `data.white`, which only files of more than 8 bits show; else ""."""
+    theirs, ours = (written(preprocess.white) for preprocess in (job.teacher.preprocess, job.preprocess))
+    if theirs == ours:
+        return ""
+    return (
+        f"{job.recipe.distill.teacher} learnt with data.white={theirs}, and this run has {ours}: to the teacher images "
+        f"of more than 8 bits are too dark or too bright; for such set data.white={theirs}"
+    )
 
 
 def _draw_first_batch(job: Job) -> None:

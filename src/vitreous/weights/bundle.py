@@ -167,8 +167,10 @@ def read_config(folder: Path) -> Description:
     try:
         config = json.loads(file.read_bytes())
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
-        names, temperature = tuple(map(str, config["class_names"])), read_temperature(config, "temperature")
-        return Description(model, preprocess, names, temperature, calibrated_on=config.get("calibrated_on"))
+        names, temperature = config["class_names"], read_temperature(config, "temperature")
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"class_names is {shorten(json.dumps(names), 60)}: give a list of strings")
+        return Description(model, preprocess, tuple(names), temperature, calibrated_on=config.get("calibrated_on"))
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
     except KeyError as error:
