@@ -58,7 +58,7 @@ def test_an_epoch_chosen_by_few_images_is_told(count, told):
     made = balanced(images[:40], val=(images[40:], np.arange(count) % 2))
     sentence = f"the epoch to keep is chosen by {count} validation images, which is largely chance: hold out more or "
     assert [finding.startswith(sentence) for finding in check(made, made.train, made.val)] == [True] * told
-    assert check(made, made.train, made.val, val_chooses=False) == []
+    assert check(made, made.train, made.val, best_by=None) == []
 
 
 def test_a_class_that_does_not_validate_is_told():
@@ -66,7 +66,7 @@ def test_a_class_that_does_not_validate_is_told():
     made = balanced(images[:40], val=(images[40:], [1] * 40))
     told = ["no validation image of class 'cat': the epoch to keep is chosen without it"]
     assert check(made, made.train, made.val) == told
-    assert check(made, made.train, made.val, val_chooses=False) == []
+    assert check(made, made.train, made.val, best_by=None) == []
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,31 @@ def test_series_are_told_where_images_held_out_tore_them(tmp_path):
 def test_imbalance_and_rare_classes_are_named():
     made = ImageSet.from_arrays(pixels(40), [0] * 31 + [1] * 9, class_names=["cat", "dog"])
     assert check(made, made.train) == [
-        "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'",
+        "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'; data.balance=weights makes them count the same",
         "1 class has fewer than 10 training images: 'dog' (9)",
     ]
     even = ImageSet.from_arrays(pixels(40), [0] * 30 + [1] * 10)
     assert check(even, even.train) == []
 
 
-@pytest.mark.parametrize(("balance", "told"), [("none", True), ("weights", False), (None, False)])
+@pytest.mark.parametrize(("balance", "told"), [("none", True), ("weights", False), ("sampling", False)])
 def test_imbalance_is_told_with_a_way_out_where_none_was_taken(balance, told):
     made = ImageSet.from_arrays(pixels(80), [0] * 68 + [1] * 12, class_names=["cat", "dog"])
     (finding,) = check(made, made.train, balance=balance)
     assert finding.endswith("12 of 'dog'; data.balance=weights makes them count the same") == told
+
+
+@pytest.mark.parametrize("best_by", ["top1", "loss", "recall_macro", "f1_macro", None])
+def test_an_epoch_chosen_by_what_balancing_leaves_alone_is_told(best_by):
+    images = pixels(140)
+    made = ImageSet.from_arrays(
+        images[:80], [0] * 68 + [1] * 12, val=(images[80:], [0] * 50 + [1] * 10), class_names=["cat", "dog"]
+    )
+    found = check(made, made.train, made.val, best_by=best_by, balance="sampling")
+    told = f"best_by={best_by} chooses the epoch to keep by a figure in which small classes hardly count: best_by=recal"
+    assert [finding.startswith(told) for finding in found[1:]] == [True] * (best_by in ("top1", "loss"))
+    assert len(check(made, made.train, made.val, best_by=best_by)) == 1
+    assert len(check(made, made.train, best_by=best_by, balance="sampling")) == 1  # the last step is kept
 
 
 def test_groups_that_a_set_brings_on_both_sides_are_named(tmp_path):

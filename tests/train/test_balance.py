@@ -5,9 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from tiny import tiny_recipe
+from tiny import tiny_bundle, tiny_recipe
 
 from vitreous.data.images import ImageSet
+from vitreous.recipe import make_recipe
 from vitreous.train import loop
 from vitreous.train.order import balanced_order, class_weights, epoch_rows
 from vitreous.train.run import fit
@@ -131,3 +132,15 @@ def test_both_ways_leave_no_class_behind(tmp_path):
     assert answers["none"] == pytest.approx([0.85, 0.1, 0.05], abs=0.07)
     assert answers["weights"] == pytest.approx([1 / 3] * 3, abs=0.12)
     assert answers["sampling"] == pytest.approx([1 / 3] * 3, abs=0.07)
+
+
+@pytest.mark.parametrize("how", ["probe", "probe_first"])
+def test_a_fitted_head_leaves_no_class_behind(tmp_path, how):
+    tiny_bundle(seed=3, classes=("x", "y", "z")).save(tmp_path / "source")
+    fields = {"epochs": 1, "start": {"weights": str(tmp_path / "source"), how: True}}
+    fields |= {"optim": {"learning_rate": 1e-60}} if how == "probe_first" else {}  # no weight moves
+    for balance, expected in {"none": [0.85, 0.1, 0.05], "weights": [1 / 3] * 3}.items():
+        data = {"val_fraction": 0, "balance": balance}
+        run = fit(make_recipe(fields | {"data": data}, "test"), unbalanced_set(), out=tmp_path / balance, **QUIET)
+        images = run.bundle.preprocess.normalise(torch.full((1, 1, 8, 8), 100, dtype=torch.uint8))
+        assert run.bundle.model(images).softmax(dim=1)[0].tolist() == pytest.approx(expected, abs=0.01)

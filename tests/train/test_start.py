@@ -303,10 +303,14 @@ def test_a_probe_refuses_what_it_would_ignore(started, changes, message):
         started(probe=True, **changes)
 
 
-def test_a_probe_refuses_to_balance(source):
-    recipe = read_recipe("probe", [*start_settings(str(source), None, None), "data.balance=weights"])
-    with pytest.raises(ValueError, match=r"data\.balance is weights, but a probe"):
-        check_start(recipe, True)
+def test_a_probe_shows_no_image_twice(source):
+    weights, sampling = (
+        read_recipe("probe", [*start_settings(str(source), None, None), f"data.balance={way}"])
+        for way in ("weights", "sampling")
+    )
+    check_start(weights, True)
+    with pytest.raises(ValueError, match=r"data\.balance is sampling, but a probe"):
+        check_start(sampling, True)
 
 
 def test_training_may_start_from_the_head_of_a_probe(started):

@@ -85,9 +85,12 @@ def test_the_loss_is_shared_between_labels_and_answers():
     logits, answers = torch.randn(2, 5, 4, dtype=torch.float64)
     p, q = (answers / 3).softmax(1), (logits / 3).softmax(1)
     by_hand = 0.75 * 2.0 + 0.25 * 9 * (p * (p / q).log()).sum(1).mean()
-    assert distilled(torch.tensor(2.0), logits, answers, options).item() == pytest.approx(by_hand.item())
-    same = distilled(torch.tensor(2.0), answers, answers, options)
+    assert distilled(torch.tensor(2.0), logits, answers, None, options).item() == pytest.approx(by_hand.item())
+    same = distilled(torch.tensor(2.0), answers, answers, None, options)
     assert same.item() == pytest.approx(1.5)
+    weights = torch.tensor([2.0, 0, 0, 1, 2])
+    weighted = 0.75 * 2.0 + 0.25 * 9 * ((p * (p / q).log()).sum(1) * weights).mean()
+    assert distilled(torch.tensor(2.0), logits, answers, weights, options).item() == pytest.approx(weighted.item())
 
 
 def test_a_batch_in_parts_learns_the_same_from_a_teacher(taught):

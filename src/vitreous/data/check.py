@@ -21,6 +21,7 @@ RARE = 10  # images: a class with fewer is worth a note
 DARK = 64  # of 255: the highest 14-bit level in a 16-bit file
 FEW_TO_CHOOSE_BY = 30  # validation images; one of them is more than three points of accuracy
 UNBALANCED = 3  # times as many images in the largest class as in the smallest
+COUNT_IMAGES = ("top1", "loss")  # of `best_by`: figures in which all images count the same
 SERIES = r"([^/]*\d[^/]*[^/\d])\d+\.\w+$"  # slide03_field of slide03_field12.tif
 SHORTEST_SERIES = 2  # images
 LISTED = 100_000  # images: the names of more are not looked at
@@ -31,28 +32,29 @@ def check(
     train: Split | Batches,
     val: Split | Batches | None = None,
     group: str | None = None,
-    val_chooses: bool = True,
+    best_by: str | None = "top1",
     white: float | None = None,
-    balance: str | None = None,
+    balance: str = "none",
 ) -> list[str]:
     """Findings about the splits of a run, one line each. Only the splits that are given are read.
 
-    group, white: what `data.group` and `data.white` say. val_chooses: whether validation images choose what is kept.
-    balance: what `data.balance` says; None where it has no effect.
+    group, white, balance: what `data.group`, `data.white` and `data.balance` say. best_by: the figure by which
+    validation images choose what is kept; None where they do not.
     """
     counts = np.bincount(train.labels, minlength=len(image_set.class_names))
-    findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts, balance)
+    chosen_by = best_by if val is not None else None
+    findings = _alike(image_set.class_names) + _balance(image_set.class_names, counts, balance, chosen_by)
     if stacks := first_page_alone(image_set.train.images):
         findings.append(stacks)
     if group is not None and len(np.unique(groups_of(image_set.train.images, group))) == len(image_set.train):
         findings.append(f"data.group '{group}' makes a group of each image, and so keeps none together")
     findings += _torn(image_set, group) if group is not None else _series(image_set)
-    if val is not None and val_chooses and len(val) < FEW_TO_CHOOSE_BY:
+    if chosen_by and len(val) < FEW_TO_CHOOSE_BY:
         findings.append(
             f"the epoch to keep is chosen by {len(val)} validation images, which is largely chance: hold out more or "
             "none (data.val_fraction), or cross-validate (--folds)"
         )
-    if val is not None and val_chooses and len(lacking := np.setdiff1d(train.labels, val.labels)):
+    if chosen_by and len(lacking := np.setdiff1d(train.labels, val.labels)):
         named = shorten([f"'{image_set.class_names[label]}'" for label in lacking], 5)
         findings.append(f"no validation image of class {named}: the epoch to keep is chosen without it")
     if not isinstance(train.images, ArrayImages):
@@ -196,7 +198,7 @@ def _alike(class_names: tuple[str, ...]) -> list[str]:
     return findings
 
 
-def _balance(class_names: tuple[str, ...], counts: np.ndarray, balance: str | None) -> list[str]:
+def _balance(class_names: tuple[str, ...], counts: np.ndarray, balance: str, chosen_by: str | None) -> list[str]:
     findings = []
     most, least = counts.argmax(), counts.argmin()
     if counts[most] > UNBALANCED * counts[least]:
@@ -205,6 +207,11 @@ def _balance(class_names: tuple[str, ...], counts: np.ndarray, balance: str | No
             f"classes are unbalanced: {counts[most]} training images of '{class_names[most]}', "
             f"{counts[least]} of '{class_names[least]}'{way_out}"
         )
+        if balance != "none" and chosen_by in COUNT_IMAGES:
+            findings.append(
+                f"best_by={chosen_by} chooses the epoch to keep by a figure in which small classes hardly count: "
+                "best_by=recall_macro makes them count the same"
+            )
     if len(rare := np.flatnonzero(counts < RARE)):
         named = shorten([f"'{class_names[i]}' ({counts[i]})" for i in rare], 5)
         which = "1 class has" if len(rare) == 1 else f"{len(rare)} classes have"

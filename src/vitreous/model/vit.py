@@ -132,8 +132,8 @@ class ViT(nn.Module):
     The sequence is [class token if the head reads it, registers, patches by row]. Initialised as in the paper's code
     (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding LeCun
     normal, block matrices Xavier uniform, head 0, biases 0 (the MLP's are normal(0, 1e-6) there); registers
-    normal(0, 0.02), and so the class token with `zero_init`: blocks that add nothing and a head of zeros would leave
-    one of zeros as it is for good.
+    normal(0, 0.02). With `zero_init` a class token that alone is read knows the images by the last block's attention:
+    blocks that add nothing and a head of zeros would let it learn late or, without a position of its own, never.
     """
 
     def __init__(self, config: ViTConfig):
@@ -307,12 +307,11 @@ class ViT(nn.Module):
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
             if self.config.zero_init:
-                nn.init.zeros_(block.attention.proj.weight)
                 nn.init.zeros_(block.mlp.fc2.weight)
+                if self.config.pool != "cls" or block is not self.blocks[-1]:
+                    nn.init.zeros_(block.attention.proj.weight)
         if self.registers is not None:
             nn.init.normal_(self.registers, std=0.02)
-        if self.class_token is not None and self.config.zero_init:
-            nn.init.normal_(self.class_token, std=0.02)
         if self.config.pool == "attention":
             nn.init.zeros_(self.pool.score.weight)
             nn.init.zeros_(self.pool.score.bias)

@@ -169,7 +169,8 @@ class OptimOptions(Section):
     """Images a step, over all processes."""
     accumulate: PositiveInt = 1
     """Parts in which a batch is computed, one after the other, to save memory. The gradient is the same; only a
-    convolutional stem differs a little, as its batch norm sees one part at a time."""
+    convolutional stem differs, little while a part has eight images or more, as its batch norm sees one part at a
+    time."""
     schedule: Literal["cosine", "linear", "onecycle", "constant"] = "cosine"
     """The rate after warm-up. `onecycle`: up to the peak over 30% of all steps and down to nothing, both by cosine;
     it brings its own warm-up."""

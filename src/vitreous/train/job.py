@@ -1,6 +1,7 @@
 """A run in progress: built from a recipe and its data, trained, saved and restored."""
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from vitreous.train.start import Start
 from vitreous.train.state import State, stop_reason
 from vitreous.train.teacher import Teacher
 from vitreous.weights import Bundle
+
+log = logging.getLogger("vitreous")
 
 WHITENED = 1 << 20  # pixels of training images that `ConvStem.whiten` sees
 LOWER_RATES = "start again, into another --out, with lower rates (optim.learning_rate, optim.muon_learning_rate)"
@@ -97,6 +100,8 @@ class Job:
                 model.patches.whiten(self._some_images())
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
+        elif start is None and recipe.start.whiten and model.config.patch_embedding == "conv_stem":
+            say(console, "start.whiten does nothing here: the first convolution is that of the model given")
         model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.optimizers = make_optimizers(model, recipe.optim)
@@ -222,7 +227,8 @@ class Job:
         pattern = self.recipe.data.group
         groups = None if pattern is None else groups_of(self.plain_batches.images, pattern)
         classes = len(self.data.class_names)
-        return fit_head(*features["train"], classes, features.get("val"), self.recipe.seed, groups)
+        balanced = self.recipe.data.balance != "none"
+        return fit_head(*features["train"], classes, features.get("val"), self.recipe.seed, groups, balanced)
 
     def _set_head(self, head: Head) -> None:
         linear = self.engine.unwrap(self.model).head
@@ -291,6 +297,7 @@ class Job:
                 "recipe": self.recipe.model_dump(mode="json"),
                 "data": self.summary["hash"],
                 "labels": self._labels(),
+                "precision": self.precision,
                 "start": self.started_from,
                 "teacher": self.taught_by,
                 "given": self.given,
@@ -318,6 +325,8 @@ class Job:
         asked = self.teacher is not None or teacher is None  # else the run is only to be ended
         if asked and content["teacher"] != self.taught_by:
             raise ValueError(f"distill.teacher {teacher} is not the teacher that {self.folder} had: put that back")
+        if (begun := content.get("precision", self.precision)) != self.precision:
+            log.warning("begun in %s, and trained on in %s, as this machine does", begun, self.precision)
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -209,7 +209,7 @@ def forward_backward(
                 logits = call(piece).float()  # (B, K)
             loss = mean_loss(logits, target, weights, recipe.optim.label_smoothing)
             if answer is not None:
-                loss = distilled(loss, logits, answer, recipe.distill)
+                loss = distilled(loss, logits, answer, image_weights(target, weights), recipe.distill)
             share = len(piece) * engine.processes / size  # the processes' gradients are averaged
             parts.scaler.scale(loss * share).backward()
         labels = target if target.ndim == 1 else target.argmax(dim=1)
@@ -236,12 +236,19 @@ def mean_loss(logits: Tensor, targets: Tensor, weights: Tensor | None, smoothing
     Smoothing spreads an image's own weight evenly. torch's scales the smoothed part by the weight of each class, so
     that every image would favour a rare class; and its mean divides by the weights in the batch.
     """
-    if weights is None:
+    own = image_weights(targets, weights)
+    if own is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    own = weights[targets] if targets.ndim == 1 else targets @ weights  # (B,)
     hard = F.cross_entropy(logits, targets, weights, reduction="sum")
     even = -(own * logits.log_softmax(dim=1).mean(dim=1)).sum()
     return ((1 - smoothing) * hard + smoothing * even) / len(logits)
+
+
+def image_weights(targets: Tensor, weights: Tensor | None) -> Tensor | None:
+    """The weights of the classes (K,) as those of images, (B,), by their labels (B,) or mixed targets (B, K)."""
+    if weights is None:
+        return None
+    return weights[targets] if targets.ndim == 1 else targets @ weights
 
 
 def shared_logits(parts: Parts) -> Tensor:

@@ -61,9 +61,9 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
         job.plain_batches,
         job.val_batches,
         options.group,
-        val_chooses=not probe,  # which few images do not choose
+        best_by=None if probe else job.recipe.best_by,
         white=job.preprocess.white,
-        balance=None if probe else options.balance,
+        balance=options.balance,
     )
     findings = [*seen.values(), *findings]
     if job.teacher is not None and job.data.train.images.channels == 1:

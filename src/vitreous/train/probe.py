@@ -1,12 +1,15 @@
 """A linear probe: a head fitted to features computed once."""
 
 import warnings
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from vitreous.train.order import class_weights
 
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 3))  # C of scikit-learn, the inverse of the L2 penalty
 FOLDS = 5
@@ -33,12 +36,13 @@ def fit_head(
     val: tuple[Tensor, Tensor] | None = None,
     seed: int = 0,
     groups: np.ndarray | None = None,
+    balanced: bool = False,
 ) -> Head:
     """Multinomial logistic regression of labels (N,) on standardised features (N, D), folded into one linear map.
 
     The penalty is the one with the smallest loss on the validation images or, if these are few, on stratified folds of
     the training images drawn with `seed`; the final fit uses all training images. groups: (N,), each kept within one
-    fold. Raises ValueError for one class.
+    fold. balanced: whether all classes count the same, however many images they have. Raises ValueError for one class.
     """
     X, y = features.double().numpy(), labels.numpy()
     counts = np.unique(y, return_counts=True)[1]
@@ -53,9 +57,10 @@ def fit_head(
         chosen_by = f"{len(splits)}-fold cross-validation{whole}" if splits else f"nothing, a class having {few}"
         parts = [(X[fit], y[fit], features[held], labels[held]) for fit, held in splits]
 
-    losses = {C: sum(_loss(_logistic(x, t, num_classes, C), *held) for x, t, *held in parts) for C in STRENGTHS}
+    fitted = partial(_logistic, num_classes=num_classes, balanced=balanced)
+    losses = {C: sum(_loss(fitted(x, t, C=C), *held, balanced) for x, t, *held in parts) for C in STRENGTHS}
     C = min(losses, key=losses.get) if parts else 1.0
-    weight, bias = _logistic(X, y, num_classes, C)
+    weight, bias = fitted(X, y, C=C)
     return Head(torch.from_numpy(weight).float(), torch.from_numpy(bias).float(), C, chosen_by)
 
 
@@ -75,7 +80,9 @@ def _folds(y: np.ndarray, groups: np.ndarray | None, seed: int) -> list[tuple[np
     return [(fit, held) for fit, held in splits if len(np.unique(y[fit])) == len(np.unique(y))]
 
 
-def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple[np.ndarray, np.ndarray]:
+def _logistic(
+    X: np.ndarray, y: np.ndarray, num_classes: int, C: float, balanced: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Weight (K, D) and bias (K,) for unstandardised features: the standardisation is folded in."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -83,7 +90,8 @@ def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple
     mean, std = X.mean(axis=0), X.std(axis=0)
     std[std == 0] = 1
     with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):  # judged as it is
-        regression = LogisticRegression(C=C, max_iter=1000).fit((X - mean) / std, y)
+        weights = "balanced" if balanced else None  # `class_weights`
+        regression = LogisticRegression(C=C, max_iter=1000, class_weight=weights).fit((X - mean) / std, y)
     coefficients, intercepts = regression.coef_, regression.intercept_
     if len(regression.classes_) == 2:  # one row for both
         coefficients = np.concatenate([-coefficients, coefficients]) / 2
@@ -94,7 +102,8 @@ def _logistic(X: np.ndarray, y: np.ndarray, num_classes: int, C: float) -> tuple
     return weight, bias
 
 
-def _loss(head: tuple[np.ndarray, np.ndarray], features: Tensor, labels: Tensor) -> float:
-    """Mean cross-entropy."""
+def _loss(head: tuple[np.ndarray, np.ndarray], features: Tensor, labels: Tensor, balanced: bool) -> float:
+    """Mean cross-entropy, of the images or, balanced, of the classes."""
     weight, bias = map(torch.from_numpy, head)
-    return F.cross_entropy(features.double() @ weight.T + bias, labels).item()
+    weights = class_weights(labels, len(bias)).double() if balanced else None
+    return F.cross_entropy(features.double() @ weight.T + bias, labels, weights).item()

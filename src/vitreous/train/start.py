@@ -209,5 +209,5 @@ def check_start(recipe: Recipe, has_weights: bool) -> None:
         raise ValueError(f"{lacking[0]} is for trained weights: give some with --from, or as start.weights")
     if recipe.start.probe:
         for key, value in changes.items():
-            if key == "data.balance" or not key.startswith(PROBE_READS):
+            if (key, value) == ("data.balance", "sampling") or not key.startswith(PROBE_READS):
                 raise ValueError(f"{key} is {value}, but a probe sees each image once and as it is: leave it out")

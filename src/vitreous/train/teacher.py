@@ -68,13 +68,16 @@ def answering(
     return answers
 
 
-def distilled(loss: Tensor, logits: Tensor, answers: Tensor, options: DistillOptions) -> Tensor:
+def distilled(loss: Tensor, logits: Tensor, answers: Tensor, weights: Tensor | None, options: DistillOptions) -> Tensor:
     """The loss by the labels, with `options.share` of it replaced by the divergence from the teacher's probabilities.
 
-    logits, answers: the model's and the teacher's, (B, K). Both are divided by the temperature T, which shrinks the
-    gradients by about its square: so the divergence is multiplied by that (Hinton et al. 2015, section 2).
+    logits, answers: the model's and the teacher's, (B, K). weights: (B,), of the images, if they differ. Both logits
+    are divided by the temperature T, which shrinks the gradients by about its square: so the divergence is multiplied
+    by that (Hinton et al. 2015, section 2).
     """
     T = options.temperature
     ours, theirs = (logits / T).log_softmax(dim=1), (answers / T).log_softmax(dim=1)
-    divergence = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
-    return (1 - options.share) * loss + options.share * T**2 * divergence
+    divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)  # (B,)
+    if weights is not None:
+        divergence = divergence * weights
+    return (1 - options.share) * loss + options.share * T**2 * divergence.mean()
