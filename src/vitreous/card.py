@@ -9,7 +9,7 @@ import torch
 from vitreous.data.sources import HUB, NAMED
 from vitreous.files import read_csv, read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
-from vitreous.recipe import Recipe, idle, read_recipe
+from vitreous.recipe import Recipe, effective, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, is_shipped, read_config
 
 CARD = "README.md"
@@ -264,11 +264,9 @@ def _figures(results: dict[str, Any]) -> str:
 def _settings(recipe: Recipe) -> str:
     """The sections of a recipe that say how the weights were found, as a list."""
     within = f", or what {recipe.time_limit:,.0f} s suffice for" if recipe.time_limit else ""
-    lines = [f"- epochs: {recipe.epochs}{within}"]
-    distill = {"distill": recipe.distill} if recipe.distill.teacher else {}
-    for name, section in ({"optim": recipe.optim, "augment": recipe.augment} | distill).items():
-        given = section.model_dump(mode="json", exclude_defaults=True)
-        told = [f"{key} {value}" for key, value in given.items() if f"{name}.{key}" not in idle(recipe)]
+    lines, fields = [f"- epochs: {recipe.epochs}{within}"], effective(recipe)
+    for name in ("optim", "augment", *(["distill"] if recipe.distill.teacher else [])):
+        told = [f"{key} {value}" for key, value in fields.get(name, {}).items()]
         lines.append(f"- {name}: {', '.join(told) or 'as by default'}")
     return "\n".join(lines)
 

@@ -62,7 +62,7 @@ def embed_split(
     bundle, options = Bundle.of(run), options or record_of(run)[1]
     where = bundle.to(device)
     data = load(data, skip_broken=skip_broken)
-    options = options.model_copy(update={"skip_broken": skip_broken or data.skip_broken})
+    options = options.model_copy(update={"skip_broken": data.skip_broken})
     batches = batches_of(data.split(split), bundle, where, options)
     features = split_logits(
         bundle.model, batches, bundle.preprocess, precision_for(run, precision, where), features=True

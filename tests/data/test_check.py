@@ -110,8 +110,8 @@ def test_series_are_told_where_images_held_out_tore_them(tmp_path):
 
 def test_imbalance_and_rare_classes_are_named():
     made = ImageSet.from_arrays(pixels(40), [0] * 31 + [1] * 9, class_names=["cat", "dog"])
-    assert check(made, made.train) == [
-        "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'; data.balance=weights makes them count the same",
+    assert check(made, made.train, balance="weights") == [
+        "classes are unbalanced: 31 training images of 'cat', 9 of 'dog'",
         "1 class has fewer than 10 training images: 'dog' (9)",
     ]
     even = ImageSet.from_arrays(pixels(40), [0] * 30 + [1] * 10)

@@ -377,7 +377,10 @@ def test_a_new_stem_is_whitened_by_its_training_images_and_a_given_one_is_not(tr
     monkeypatch.setattr(job_module, "WHITENED", 20 * 8 * 8)  # pixels of 20 images
     model = tiny_vit(**stem) if given else None
     before = model.patches.layers[0].weight.clone() if given else None
-    run = trained(recipe, tiny_set(), model=model)
+    said = io.StringIO()
+    run = trained(recipe, tiny_set(), model=model, console=Console(file=said, width=200))
+    told = "start.whiten does nothing here: the first convolution is that of the model given"
+    assert (told in said.getvalue()) == (whiten and given)
     kernel = weights_of(run.folder)["patches.layers.0.weight"]
     pixels = tiny_set().divided(recipe.data).train.images.array[np.linspace(0, 35, 20).astype(int)]
     images = run.bundle.preprocess.normalise(torch.from_numpy(pixels))
@@ -1281,6 +1284,17 @@ def test_a_second_ctrl_c_stops_at_once(trained, press_twice, tmp_path):
         trained(tiny_recipe(), tiny_set(), on_step=press_twice(0.6))
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("begun", ["bf16", "float32"])
+def test_a_run_that_goes_on_in_another_precision_says_so(trained, monkeypatch, caplog, begun):
+    recipe = tiny_recipe(precision="auto")
+    monkeypatch.setattr(job_module, "pick_precision", lambda *_: begun)
+    trained(recipe, tiny_set(), on_step=interrupt_after(2))
+    monkeypatch.setattr(job_module, "pick_precision", lambda *_: "float32")
+    run = trained(recipe, tiny_set(), resume=True)
+    told = "begun in bf16, and trained on in float32, as this machine does"
+    assert (told in caplog.messages) == (begun == "bf16") and run.results["precision"] == "float32"
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["all epochs", "stopped early"])

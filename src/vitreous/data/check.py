@@ -256,10 +256,10 @@ def _pair(name: str, other: str) -> str:
     return f"{name}, which is listed twice" if name == other and Path(name).is_file() else f"{name} = {other}"
 
 
-def image_hashes(images: ArrayImages) -> np.ndarray:
-    """64 bits of each image's pixels: uint64 (N,)."""
+def image_hashes(images: Images) -> np.ndarray:
+    """64 bits of each image's pixels, uint64 (N,); empty if they are not decoded."""
     digests = bytearray()
-    for image in images.one_by_one():
+    for image in images.one_by_one() if isinstance(images, ArrayImages) else ():
         digests += hashlib.blake2b(image.tobytes(), digest_size=8).digest()
     return np.frombuffer(digests, np.uint64)
 

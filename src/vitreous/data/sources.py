@@ -33,7 +33,7 @@ NAMED = ("digits", *HUB)  # these names mean the sets, even if there is a folder
 
 
 def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: bool = True) -> ImageSet:
-    """Find an image set; one that is given is returned as it is. Files are decoded later, by `decode`.
+    """Find an image set; one that is given is returned, with `skip_broken` if asked for. Files are decoded later.
 
     source: digits, mnist, fashion-mnist, cifar10, cifar100; `hf:owner/name` or `hf:owner/name/folder` on the Hub; a
     parquet file; a CSV table; an npz file of arrays; or a folder: of parquet files, of the original files of MNIST or
@@ -43,7 +43,7 @@ def load(source: str | Path | ImageSet, *, skip_broken: bool = False, fetch: boo
     something that is neither name nor path, ValueError for one under which there is nothing to train on.
     """
     if isinstance(source, ImageSet):
-        return source
+        return replace(source, skip_broken=True) if skip_broken else source
     if not isinstance(source, str | Path):
         raise TypeError(
             f"data is a {type(source).__name__}: give a name, a path or an ImageSet, which vt.ImageSet.from_dataset "

@@ -33,9 +33,12 @@ def _off(recipe: Recipe) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
             yield now, settings
 
 
-def idle(recipe: Recipe) -> set[str]:
-    """Settings that do nothing in a recipe, whatever they say."""
-    return {key for _, settings in _off(recipe) for key in settings}
+def effective(recipe: Recipe) -> dict[str, Any]:
+    """The settings that differ from their defaults and have an effect, nested as in a file."""
+    fields = recipe.model_dump(mode="json", exclude_defaults=True)
+    for section, _, key in (setting.partition(".") for _, settings in _off(recipe) for setting in settings):
+        fields.get(section, {}).pop(key, None)
+    return fields
 
 
 def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.augment import Augment
 from vitreous.card import chosen, hardware, origin, read_history, untested
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
@@ -17,7 +16,7 @@ from vitreous.messages import channels_shown, duration
 from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page
 from vitreous.preprocess import Preprocess
-from vitreous.recipe import Recipe, read_recipe
+from vitreous.recipe import Recipe, effective, read_recipe
 from vitreous.report.answers import answer_sections, fold_sections, results_of, results_section
 from vitreous.report.charts import Line, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, facts, gallery, lay_out, scroll, shot
@@ -70,7 +69,7 @@ def train_report(
         results_section(judged, tiles, chosen(results, recipe.best_by) + untouched),
         Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"], recipe.best_by)),
         *answer_sections(judged),
-        Section("samples", "What the model saw", _training_samples(samples, bundle, recipe.augment)),
+        Section("samples", "What the model saw", _training_samples(samples, bundle, recipe)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
         Section("made", "How it was made", "".join(made)),
     ]
@@ -192,7 +191,7 @@ def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> s
     return f'<p class="note">{note}</p><div class="grid">{"".join(charts)}</div>'
 
 
-def _training_samples(samples: tuple[Tensor, Tensor], bundle: Bundle, augment: Augment) -> str:
+def _training_samples(samples: tuple[Tensor, Tensor], bundle: Bundle, recipe: Recipe) -> str:
     """The first batch, augmented, with the targets that it was trained on."""
     images, targets = samples[0][:SAMPLES].cpu(), samples[1][:SAMPLES].cpu()
     pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
@@ -200,8 +199,7 @@ def _training_samples(samples: tuple[Tensor, Tensor], bundle: Bundle, augment: A
     for image, target in zip(pixels, targets, strict=True):
         text = bundle.class_names[int(target)] if target.ndim == 0 else _mixed(target, bundle.class_names)
         shots.append(shot(image, text, escape(text)))
-    usual = Augment().model_dump()
-    settings = [f"{key} {_plain(value)}" for key, value in augment.model_dump().items() if value != usual[key]]
+    settings = [f"{key} {_plain(value)}" for key, value in effective(recipe).get("augment", {}).items()]
     how = f"Augmented on the way: {escape(', '.join(settings))}." if settings else "Nothing was augmented."
     text = f"<p>The first images of the first epoch, as they reached the model. {how} {_fitting(bundle.preprocess)}</p>"
     return text + gallery(shots, "small")
@@ -227,7 +225,7 @@ def _fitting(preprocess: Preprocess) -> str:
 
 
 def _plain(value: Any) -> str:
-    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+    return " to ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 def _speed(speeds: dict[str, str], judged: dict[str, Judged], memory: int | None, environment: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.images import ImageSet
@@ -172,15 +171,14 @@ def with_data(recipe: Recipe, data: ImageSet | Path | str | None) -> tuple[Recip
     data = data_of(recipe) if data is None else load(data, skip_broken=recipe.data.skip_broken)
     if len(data.class_names) < 2:
         raise ValueError(f"{data.source} has one class, '{data.class_names[0]}': training needs two at least")
-    skip_broken = recipe.data.skip_broken or data.skip_broken
     source = None if foreign else data.source  # absolute, so valid from any folder; None: not what the model will see
-    recipe = recipe.with_options("data", source=source, skip_broken=skip_broken)
+    recipe = recipe.with_options("data", source=source, skip_broken=data.skip_broken)
     for section, key in (("start", "weights"), ("distill", "teacher")):
         if (name := getattr(getattr(recipe, section), key)) is not None:
             recipe = recipe.with_options(section, **{key: lasting(name)})
     if recipe.data.folds is not None and "split_seed" not in recipe.data.model_fields_set:
         recipe = recipe.with_options("data", split_seed=recipe.seed % 2**32)
-    return recipe, replace(data, skip_broken=skip_broken)
+    return recipe, data
 
 
 def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:

@@ -98,10 +98,10 @@ class Job:
             model = ViT(recipe.model)
             if recipe.start.whiten and recipe.model.patch_embedding == "conv_stem":
                 model.patches.whiten(self._some_images())
+        elif self.given and recipe.start.whiten and model.config.patch_embedding == "conv_stem":
+            say(console, "start.whiten does nothing here: the first convolution is that of the model given")
         if engine.rank:
             torch.manual_seed(recipe.seed + engine.rank)  # different dropout, same initial weights
-        elif start is None and recipe.start.whiten and model.config.patch_embedding == "conv_stem":
-            say(console, "start.whiten does nothing here: the first convolution is that of the model given")
         model.freeze(recipe.optim.freeze)
         self.parameters = sum(weight.numel() for weight in model.parameters())
         self.optimizers = make_optimizers(model, recipe.optim)

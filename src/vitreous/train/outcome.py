@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.check import are_among, copies_among, image_hashes, leaks
-from vitreous.data.stores import ArrayImages
 from vitreous.device import peak_memory
 from vitreous.evaluation import TRAIN_HASHES, Judged, calibrated, judge, write_answers, write_classes
 from vitreous.files import replace_file, write_json
@@ -30,10 +29,9 @@ def finish(job: Job) -> dict[str, Any]:
     Only for the main process, which has written the model. Returns the content of `results.json`.
     """
     state, judged, caution = job.state, {}, ""
-    train, hashes = job.plain_batches.images, np.empty(0, np.uint64)
-    before = job.learnt_before()
-    if isinstance(train, ArrayImages):
-        hashes = image_hashes(train)
+    train, before = job.plain_batches.images, job.learnt_before()
+    hashes = image_hashes(train)
+    if len(hashes):
         learnt = np.unique(np.concatenate([hashes, *before.values()]))
         replace_file(job.folder / TRAIN_HASHES, lambda part: part.write_bytes(learnt.tobytes()))
     bundle = Bundle.load(job.folder / "model")
@@ -54,14 +52,14 @@ def finish(job: Job) -> dict[str, Any]:
         write_json(job.folder / "data.json", job.summary | told)
         images = judged["test"].images
         found = [leaks("test", images, train, hashes)]
-        if "val" in judged and isinstance(chose := judged["val"].images, ArrayImages):
+        if "val" in judged:
+            chose = judged["val"].images
             found.append(leaks("test", images, chose, image_hashes(chose), "validation"))
         for name, seen in before.items():
             found.append(copies_among(images, are_among(images, seen), f"{len(images)} test", name))
-        findings = [finding for finding in found if finding]
-        for finding in findings:
+        for finding in filter(None, found):
             log.warning("%s", finding)
-        caution = "; ".join(findings)
+        caution = "; ".join(filter(None, found))
     results = {
         "params": job.parameters,
         "epochs": state.epoch,

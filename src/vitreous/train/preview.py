@@ -12,7 +12,7 @@ from vitreous.augment import mix
 from vitreous.data.check import are_among, check, copies_among
 from vitreous.device import NO_MPS
 from vitreous.messages import duration, shorten
-from vitreous.recipe import Recipe, idle, written
+from vitreous.recipe import Recipe, effective, written
 from vitreous.train.folder import FIRST_BATCH, optional
 from vitreous.train.job import Job
 from vitreous.train.loop import Hooks, shrunk, views
@@ -148,10 +148,8 @@ def estimate(job: Job) -> None:
 
 
 def _changes(recipe: Recipe) -> list[str]:
-    """The settings that differ from their defaults and have an effect, as key=value, a line for each section."""
-    fields = recipe.model_dump(mode="json", exclude_defaults=True)
-    for section, _, key in (setting.partition(".") for setting in idle(recipe)):
-        fields.get(section, {}).pop(key, None)
+    """The `effective` settings as key=value, a line for each section."""
+    fields = effective(recipe)
     sections = {f"{name}.": value for name, value in fields.items() if isinstance(value, dict)}
     own = {name: value for name, value in fields.items() if not isinstance(value, dict)}
     return [
