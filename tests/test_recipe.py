@@ -476,6 +476,7 @@ def test_an_override_that_would_do_nothing_is_told_why(name, override, why):
 ON = {  # of each switch a value at which what belongs to it does something
     "optim.name": "muon",
     "optim.schedule": "cosine",
+    "model.positions": "learned",
     "model.patch_embedding": "conv_stem",
     "augment.crop_scale": "[0.5, 1]",
     "augment.randaugment_ops": "2",

@@ -15,6 +15,7 @@ SWITCHES = (
     ),
     (("optim.schedule",), ("onecycle",), ("optim.warmup",)),
     (("optim.schedule",), ("onecycle", "constant"), ("optim.final_rate",)),
+    (("model.positions",), ("rope",), ("model.position_tokens",)),
     (("model.patch_embedding",), ("linear", "conv"), ("start.whiten",)),
     (("distill.teacher",), (None,), ("distill.share", "distill.temperature")),
     (("augment.crop_scale",), (None,), ("augment.crop_ratio",)),

@@ -109,7 +109,8 @@ class DataOptions(Section):
     """Processes that read a streamed set; 0: the training process itself."""
     balance: Literal["none", "weights", "sampling"] = "none"
     """Classes of unequal size. `weights`: class weights in the loss, images / (classes x images of the class).
-    `sampling`: a pass shows all classes equally often, the images of a small one several times."""
+    `sampling`: a pass shows all classes equally often, the images of a small one several times. A head that is fitted
+    first, or alone, has the weights either way."""
     folds: Annotated[int, Field(ge=2)] | None = None
     """Cross-validate: the training images in so many stratified parts, by `split_seed`; a run for each of them is
     tested on it and trained on the others."""
