@@ -1293,7 +1293,7 @@ def test_a_run_that_goes_on_in_another_precision_says_so(trained, monkeypatch, c
     trained(recipe, tiny_set(), on_step=interrupt_after(2))
     monkeypatch.setattr(job_module, "pick_precision", lambda *_: "float32")
     run = trained(recipe, tiny_set(), resume=True)
-    told = "begun in bf16, and trained on in float32, as this machine does"
+    told = "begun in bf16, and goes on in float32, as this machine does"
     assert (told in caplog.messages) == (begun == "bf16") and run.results["precision"] == "float32"
 
 

@@ -326,7 +326,7 @@ class Job:
         if asked and content["teacher"] != self.taught_by:
             raise ValueError(f"distill.teacher {teacher} is not the teacher that {self.folder} had: put that back")
         if (begun := content.get("precision", self.precision)) != self.precision:
-            log.warning("begun in %s, and trained on in %s, as this machine does", begun, self.precision)
+            log.warning("begun in %s, and goes on in %s, as this machine does", begun, self.precision)
         self.engine.unwrap(self.model).load_state_dict(content["model"])
         for optimizer, saved in zip(self.optimizers, content["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
