@@ -36,7 +36,7 @@ def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim
             kind = in_three if split else matrices
         else:
             kind = decayed
-        share = rate_share(name, model.config.depth, options.layer_decay)
+        share = rate_share(name, model.config.depth, options.layer_decay) if options.layer_decay < 1 else 1.0
         kind.setdefault(share, []).insert(0, weight)
     groups = [
         {"params": weights, "weight_decay": decay, "lr": share * options.learning_rate}
