@@ -55,6 +55,15 @@ def test_many_validation_images_choose_instead():
     assert round(head.C, 9) == 1e-4 and head.chosen_by == "1,000 validation images"
 
 
+def test_a_small_class_has_the_same_say_in_the_penalty_of_a_balanced_head():
+    """Of the validation images those of the large class are as often wrong as right, those of the small one right."""
+    X, y = blobs(60, 2, noise=0.3)
+    val_X, seen = blobs(ENOUGH + 100, 2, noise=0.3)
+    val = val_X, torch.where((torch.arange(len(seen)) < ENOUGH) | (seen == 0), 0, 1)
+    plain, balanced = (fit_head(X, y, 2, val, balanced=way) for way in (False, True))
+    assert plain.C < balanced.C
+
+
 def test_folds_keep_groups_whole():
     """Ten copies of each of twenty points whose classes are a toss: across copies they are known, across points not."""
     points = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))

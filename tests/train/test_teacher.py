@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,6 +111,14 @@ def test_a_student_learns_what_its_teacher_knows_and_not_the_labels(taught, tmp_
     assert student.results["test"]["top1"] > 0.9  # of the right labels
     alone = fit(tiny_recipe(**longer), wrong, out=tmp_path / "alone", pictures=False)
     assert alone.results["test"]["top1"] < 0.1
+
+
+def test_balanced_classes_count_the_same_in_what_a_teacher_adds(taught):
+    pixels, labels = stripes(48)
+    few = (labels > 0) | (np.arange(48) < 9)
+    images = ImageSet.from_arrays(pixels[few], labels[few], class_names=CLASSES)
+    each = [taught(way, images, share=1.0, data={"val_fraction": 0, "balance": way}) for way in ("none", "weights")]
+    assert not equal(*(weights_of(run.folder) for run in each))
 
 
 def test_the_teacher_answers_the_same_mixed_views_before_they_are_made_small(taught, monkeypatch):
