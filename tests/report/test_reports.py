@@ -279,6 +279,18 @@ def test_what_chose_the_epoch_has_a_chart_of_its_own(tmp_path):
     assert titles == ["Loss", "Top-1", "F1, macro", "Learning rate"]
 
 
+@pytest.mark.parametrize(
+    ("augment", "told"),
+    [
+        ({"crop_scale": (0.5, 1), "shrink_until": 0.3}, "Augmented on the way: crop_scale 0.5 to 1.0. "),
+        ({}, "Nothing was augmented. "),
+    ],
+)
+def test_augmentation_that_had_an_effect_is_told(tmp_path, augment, told):
+    page, _ = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, augment=augment))
+    assert told in page.text
+
+
 def test_what_was_logged_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "_draw", lambda *_: outcome.log.warning("the <ink> is low"))
     page, _ = written(tmp_path, tiny_set())
