@@ -485,6 +485,7 @@ ON = {  # of each switch a value at which what belongs to it does something
     "distill.teacher": "mnist",
     "augment.mixup": "0.2",
     "augment.cutmix": "0.2",
+    "optim.batch_size": "2",
 }
 
 

@@ -453,6 +453,11 @@ def test_names_in_brackets_stand_in_the_tables(runs):
     assert "runs/flowers [new]" in text.getvalue()
 
 
+def test_names_between_colons_are_no_pictures(vitreous, runs, tmp_path):
+    copytree(runs / "a", tmp_path / ":cat:")
+    assert ":cat:" in vitreous("compare", tmp_path / ":cat:")[1].replace("\n", "")
+
+
 def test_what_is_cut_from_images_is_by_the_weights_that_a_run_started_from(runs, tmp_path):
     copytree(runs / "a", tmp_path / "tuned")
     recipe = tmp_path / "tuned" / "recipe.yaml"

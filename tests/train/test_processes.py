@@ -363,6 +363,19 @@ def test_a_loss_that_is_no_number_in_one_process_ends_all(tmp_path):
     assert not (tmp_path / "run" / "checkpoints").exists() and not (tmp_path / "run" / "model").exists()
 
 
+def only_the_main_one_has_fast_bf16():
+    job.pick_precision = lambda name, device: "bf16" if os.environ["RANK"] == "0" else "float32"
+
+
+def test_processes_on_unlike_machines_compute_in_one_precision(tmp_path):
+    model = tiny_vit()
+    bf16 = train(2, recipe_with(precision="bf16"), uneven_set(), out=tmp_path / "a", model=model)
+    options = {"notes": only_the_main_one_has_fast_bf16, "out": tmp_path / "b", "model": model}
+    auto = train(2, recipe_with(precision="auto"), uneven_set(), **options)
+    assert_alike(auto)
+    assert auto[0].weights == bf16[0].weights
+
+
 def test_a_time_limit_is_one_for_all(tmp_path):
     """Each has its own clock, but the rate that follows it and the end are the same."""
     recipe = recipe_with(epochs=10_000, time_limit=0.5)

@@ -84,7 +84,7 @@ def compare(
     rows = figures(read)
     if out is not None:  # before anything is printed, as a reader such as `head` may leave
         compare_page(out, read, rows)
-    console = Console()
+    console = Console(emoji=False)  # a run may be called :cat:
     for table in render(read, rows):
         console.print(table)
     if note := about_p(rows):

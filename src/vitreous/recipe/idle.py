@@ -22,6 +22,7 @@ SWITCHES = (
     (("augment.randaugment_ops",), (0,), ("augment.randaugment_magnitude", "augment.randaugment_sd")),
     (("augment.shrink",), (1.0,), ("augment.shrink_until",)),
     (("start.probe",), (True,), ("optim.batch_size",)),  # its features are computed in batches for the model
+    (("optim.batch_size",), (1,), ("augment.mixup", "augment.cutmix")),  # which mix an image with another of its batch
     (("augment.mixup", "augment.cutmix"), (0.0,), ("augment.mix_probability", "augment.mix_until")),
 )
 

@@ -72,7 +72,8 @@ class Job:
         if engine.device.type == "cuda" and torch.cuda.is_initialized():  # else there is no peak yet
             torch.cuda.empty_cache()  # what an earlier run has left reserved would count
             torch.cuda.reset_peak_memory_stats(engine.device)
-        self.engine, self.precision = engine, pick_precision(recipe.precision, engine.device)
+        self.engine = engine  # whose processes may be on unlike machines
+        self.precision = engine.from_main(partial(pick_precision, recipe.precision, engine.device))
         if recipe.optim.batch_size % engine.processes and not recipe.start.probe:
             raise ValueError(
                 f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes: give "
