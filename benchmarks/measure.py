@@ -18,6 +18,7 @@ from vitreous.device import has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
 from vitreous.recipe import Recipe, flat
+from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
 RESULTS = Path(__file__).parent / "results"
@@ -93,7 +94,7 @@ def declare_torchvision_operators() -> None:
 
 
 def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "auto") -> dict[str, Any]:
-    """The results of a run: as they are, or after training, which goes on where it was interrupted.
+    """The results of a run, or a cross-validation: as they are, or after training, which goes on where it was stopped.
 
     data: loaded from the recipe's source where it is None. Raises KeyboardInterrupt for training that is interrupted,
     ValueError where the run in the folder is of another recipe.
@@ -101,7 +102,8 @@ def trained(recipe: Recipe, data: ImageSet | None, folder: Path, device: str = "
     finished = folder / "results.json"
     claim(recipe, folder)
     if not finished.exists():
-        run = fit(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
+        begin = fit_folds if recipe.data.folds is not None and recipe.data.fold is None else fit
+        run = begin(recipe, data, out=folder, device=device, resume=(folder / "recipe.yaml").exists())
         if run.results is None:
             raise KeyboardInterrupt
     return read_json(finished)

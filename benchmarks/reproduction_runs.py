@@ -14,16 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, claim, pooled, trained
+from measure import RESULTS, pooled, trained
 
 from reproductions.__main__ import EXPERIMENTS
 from reproductions.experiment import hardware, run
 from vitreous.data.sources import load
 from vitreous.device import pick_device
-from vitreous.files import read_json, write_json
+from vitreous.files import write_json
 from vitreous.model.summary import summarise
 from vitreous.recipe import read_recipe
-from vitreous.train.folds import fit_folds
 
 FOLDER = RESULTS / "reproductions"
 RUNS = Path("runs/reproductions")
@@ -82,16 +81,7 @@ class Ours:
         folds = [f"data.folds={self.folds}"] * bool(self.folds)
         recipe = read_recipe(self.recipe, [*self.overrides, *folds, f"seed={self.seed}"])
         folder = RUNS / self.name
-        if self.folds:
-            finished = folder / "results.json"
-            claim(recipe, folder)
-            if not finished.exists():
-                fit_folds(recipe, pooled(data), out=folder, device=device, resume=(folder / "recipe.yaml").exists())
-            if not finished.exists():
-                raise KeyboardInterrupt
-            results = read_json(finished)
-        else:
-            results = trained(recipe, data, folder, device)
+        results = trained(recipe, pooled(data) if self.folds else data, folder, device)
         model = read_recipe(str((folder / "fold-1" if self.folds else folder) / "recipe.yaml")).model
         return {
             "experiment": self.experiment,

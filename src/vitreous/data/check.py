@@ -272,8 +272,3 @@ def digest_of(images: Images, labels) -> str | None:
     for image in images.one_by_one():
         digest.update(image.tobytes())
     return digest.hexdigest()
-
-
-def digest_of_labels(split: Split | Batches) -> str:
-    """sha256 of all labels."""
-    return hashlib.sha256(np.asarray(split.labels).tobytes()).hexdigest()

@@ -4,7 +4,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from vitreous.data.stores import Images
@@ -25,8 +24,7 @@ def write_example(folder: Path, bundle: Bundle, graph: Answer, inputs: Inputs) -
     if inputs.first is None:
         return
     pixels = inputs.pixels[:1]  # (1, C, H, W)
-    with torch.inference_mode():
-        (logits,) = graph(pixels)  # (K,)
+    (logits,) = graph(pixels)  # (K,)
     content: dict[str, Any] = {
         "image": "/".join(Path(inputs.first.describe(0)).parts[-2:]),  # the folders above may name people
         "picture": PICTURE if _write_picture(folder / PICTURE, inputs.first, bundle.preprocess.white) else None,

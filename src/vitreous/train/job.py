@@ -1,6 +1,7 @@
 """A run in progress: built from a recipe and its data, trained, saved and restored."""
 
 import copy
+import hashlib
 import logging
 import math
 import time
@@ -14,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from vitreous.data.check import digest_of_labels, summary
+from vitreous.data.check import summary
 from vitreous.data.divide import groups_of
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import Batches
@@ -340,8 +341,9 @@ class Job:
         self.given = content["given"]
 
     def _labels(self) -> dict[str, str]:
-        """`digest_of_labels` of `train` and, if there are validation images, of `val`."""
-        return {name: digest_of_labels(part) for name, part in self._plain_by_split().items()}
+        """sha256 of all labels of `train` and, if there are validation images, of `val`."""
+        splits = self._plain_by_split().items()
+        return {name: hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for name, part in splits}
 
     def _plain_by_split(self) -> dict[str, Batches]:
         """The images as they are, of `train` and, if there are validation images, of `val`."""
