@@ -288,6 +288,18 @@ def test_workers_do_not_hear_what_a_whole_job_is_told():
     assert len(groups) == 2 and os.getpgrp() not in groups
 
 
+def test_workers_are_forks_however_this_python_starts_others(monkeypatch):
+    """From 3.14 on it starts them anew, and a script without `if __name__ == "__main__"` ends there."""
+    monkeypatch.setattr(
+        multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context("spawn")
+    )
+    split = ImageSet.from_arrays(pixels(4), [0, 1, 0, 1]).train
+    epoch = Batches(split, preprocess_of(), batch_size=2, memory_budget=0, workers=1).epoch(torch.arange(4))
+    next(epoch)
+    (worker,) = multiprocessing.active_children()
+    assert type(worker) is multiprocessing.get_context("fork").Process
+
+
 def test_two_machines_with_one_cache_decode_into_files_of_their_own(tmp_path, cache, monkeypatch):
     """Processes of one number, as containers have them: the second begins while the first is at it."""
     expected = write_folder(tmp_path / "x", {"a": 4, "b": 4})

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ PART = 32  # images decoded at a time
 FITTING = 4  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
 ABANDONED = 86_400  # seconds after which an unfinished file is that of a process that was killed
 REPORTED = 20  # broken images that are logged individually
+START = "fork" if sys.platform == "linux" else None  # Python 3.14's own way imports all anew in each worker and pass
 ELSEWHERE = "VITREOUS_CACHE can name another folder"
 
 Progress = Callable[[int, int], None]  # gets the images done and the total
@@ -133,6 +135,7 @@ class Batches:
             batch_size=None,  # each item has the rows of a whole batch, which a worker reads
             collate_fn=partial(_read, self.images, self.preprocess),
             num_workers=self.workers,
+            multiprocessing_context=START if self.workers else None,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_leave_group,
             generator=torch.Generator(),  # leaves the global one unchanged, as a resident set does
