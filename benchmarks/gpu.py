@@ -91,7 +91,7 @@ def main() -> None:
     parts = parser.add_subparsers(required=True)
 
     def part(function: Callable[[argparse.Namespace], None], name: str) -> argparse.ArgumentParser:
-        found = parts.add_parser(name, parents=[common], help=function.__doc__.splitlines()[0])
+        found = parts.add_parser(name, parents=[common], help=function.__doc__.splitlines()[0].replace("%", "%%"))
         found.set_defaults(part=function)
         return found
 

@@ -31,6 +31,15 @@ def part(tmp_path, monkeypatch):
     return run
 
 
+def test_its_help_names_every_part(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        gpu.main()
+    said = " ".join(capsys.readouterr().out.split())
+    for part in (gpu.throughput, gpu.sweep, gpu.final, gpu.time_to):
+        assert part.__doc__.splitlines()[0] in said
+
+
 def test_the_pass_that_is_timed_does_all_that_the_recipe_may_do_and_another_one_is_profiled(monkeypatch, tmp_path):
     def pretend(recipe, *_, on_step, on_epoch, **__):
         asked.append((recipe.augment.mix_until, recipe.augment.shrink))

@@ -539,7 +539,8 @@ def test_an_image_that_would_fill_the_memory_is_refused(server):
     with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         urllib.request.urlopen(f"http://{host}:{port}/predict", large.getvalue(), timeout=60)
     said = "the image: more than the 64,000,000 pixels that Pillow opens: make it smaller"
-    assert json.load(refused.value) == {"error": said}
+    with refused.value as response:
+        assert json.load(response) == {"error": said}
 
 
 def test_connections_that_ask_nothing_keep_nobody_out(server):

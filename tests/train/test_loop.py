@@ -223,6 +223,7 @@ def test_the_model_is_compiled_where_the_recipe_says_so(monkeypatch, compile_cal
 @pytest.mark.parametrize(("choice", "begun"), [(True, []), ("reduce-overhead", [None, None])])
 def test_each_step_of_a_recorded_graph_is_begun(monkeypatch, compile_calls, choice, begun):
     marks = []
+    monkeypatch.setattr(device, "compiling_lacks", lambda _: "")
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
     call = compiled(torch.nn.Linear(2, 2), choice, torch.device("cpu"), 1)
     assert [call(torch.ones(1, 2)).shape for _ in range(2)] == [(1, 2)] * 2 and marks == begun
@@ -263,6 +264,7 @@ def test_a_compiled_run_leaves_what_any_run_leaves(tmp_path, monkeypatch):
         return lambda images: sizes.append(len(images)) or call(images)
 
     monkeypatch.setattr(torch, "compile", traced)
+    monkeypatch.setattr(device, "compiling_lacks", lambda _: "")  # no kernels to compile
     for choice in (False, True):
         recipe = tiny_recipe(epochs=1, compile=choice, model={"drop_path": 0.3, "dropout": 0.1}, optim={"ema": 0.9})
         runs[choice] = fit(
