@@ -473,6 +473,12 @@ def test_an_override_that_would_do_nothing_is_told_why(name, override, why):
         check_not_idle(read_recipe(name, [override]), [override])
 
 
+def test_a_batch_of_one_has_nothing_to_mix_with():
+    overrides = ["optim.batch_size=1", "augment.cutmix=1.0"]
+    with pytest.raises(ValueError, match=r"^augment\.cutmix does nothing here, as optim\.batch_size is 1: "):
+        check_not_idle(read_recipe("plain", overrides), overrides)
+
+
 ON = {  # of each switch a value at which what belongs to it does something
     "optim.name": "muon",
     "optim.schedule": "cosine",
