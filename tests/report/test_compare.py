@@ -152,14 +152,14 @@ def test_a_cross_validation_is_judged_on_each_image_once(runs, tmp_path):
     gains = np.array([0.1, -0.05, 0.05, 0, 0.1])
     better = read_run(tmp_path / "cv")
     better.results["top1_by_fold"] = [top1 + gain for top1, gain in zip(cross.results["top1"], gains, strict=True)]
-    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 1 / 3)) ** 0.5  # a fifth is tested for three fifths trained on
+    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 10 / 28)) ** 0.5  # of 48 images 10 are tested, and 10 choose
     text = f"+4.00 points (p = {2 * student_t.sf(t, 4):.2g})"
     assert by_fold_against(read_run(tmp_path / "cv"), better) == text
     compared = figures([read_run(tmp_path / "cv"), better])
     assert dict(compared)["  by fold, against the first"] == ["", text] and "Nadeau" in about_p(compared)
     assert by_fold_against(better, replace(better)) == "+0.00 points"
-    fewer = replace(better, recipe=better.recipe | {"data.train_share": 0.25})
-    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 4 / 3)) ** 0.5  # more are tested than trained on
+    fewer = replace(better, data=better.data | {"counts": {"train": 7, "test": 10}})  # by data.train_share=0.25
+    t = 0.04 / (np.var(gains, ddof=1) * (1 / 5 + 10 / 7)) ** 0.5  # more are tested than trained on
     assert by_fold_against(read_run(tmp_path / "cv"), fewer) == f"+4.00 points (p = {2 * student_t.sf(t, 4):.2g})"
     moved = read_run(tmp_path / "cv-1")  # whose images come in the order of other folds
     elsewhere = {(f"moved/{n}", "", 1): answer for n, answer in enumerate(moved.answered["test"].values())}

@@ -116,8 +116,7 @@ def by_fold_against(first: Finished, run: Finished) -> str | None:
     if not same or any(first.recipe[key] != run.recipe[key] for key in ("data.folds", "data.split_seed")):
         return None
     gains = np.subtract(run.results["top1_by_fold"], first.results["top1_by_fold"])
-    shares = (each.recipe["data.train_share"] * (1 - each.recipe["data.val_fraction"]) for each in (first, run))
-    p = resampled_t_p(gains, 1 / (min(shares) * (len(gains) - 1)))  # of the other folds, these are trained on
+    p = resampled_t_p(gains, max(each.data["counts"]["test"] / each.data["counts"]["train"] for each in (first, run)))
     return f"{100 * gains.mean():+.2f} points" + ("" if p is None else f" (p = {p:.2g})")
 
 

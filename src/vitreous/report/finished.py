@@ -91,7 +91,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
             judged = f"all {results['test']['count']} of {data['name']}"  # however cut: no digest covers them all
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{run} has a results.json that is not of a cross-validation: leave it out") from error
-        data = {"name": data["name"], "hash": {"test": judged}}
+        data = {"name": data["name"], "hash": {"test": judged}, "counts": data["counts"]}  # of its first fold
     read = read_recipe(folder / "recipe.yaml")
     recipe = flat(read.model_dump(mode="json"))
     if read.start.weights is not None:
