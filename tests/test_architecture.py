@@ -4,10 +4,13 @@ import ast
 import graphlib
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import vitreous
 
@@ -138,6 +141,21 @@ def test_peers_are_no_dependencies(path):
     if name_of(path) == "doctor":  # which tries whether torchvision imports
         return
     assert not {part_of(name) for name in imports_of(path)} & NEVER
+
+
+def test_all_that_an_installation_brings_is_pinned():
+    lines = (ROOT.parents[1] / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    todo, brought = [Requirement("vitreous[export,heic,serve,track,dev]")], {}
+    while todo:
+        package = todo.pop()
+        for extra in {"", *package.extras} - brought.get(package.name, set()):
+            brought.setdefault(package.name, set()).add(extra)
+            needs = map(Requirement, requires(package.name) or [])
+            todo += [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
+    gpu = "nvidia-", "cuda-", "triton"  # which torch brings for a GPU, in versions of its own choice
+    names = {canonicalize_name(name) for name in brought if not name.startswith(gpu)}
+    assert names - pinned == {"vitreous"}
 
 
 def test_no_file_is_a_drawer():

@@ -2160,6 +2160,17 @@ def test_tracked_figures_are_written(trained):
         assert (event.step, event.value) == (3, pytest.approx(run.results["test"][value], rel=1e-6))
 
 
+def test_figures_go_to_wandb_without_a_network(trained, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    run = trained(tiny_recipe(track=["wandb"]), tiny_set())
+    (log,) = run.folder.glob("wandb/offline-run-*/run-*.wandb")
+    written = log.read_bytes()
+    for words in ("val_top1", "final_test_f1_macro", "optim.learning_rate", "vitreous"):
+        assert words.encode() in written
+
+
 def test_figures_of_a_probe_are_tracked_too(trained, tmp_path):
     pytest.importorskip("tensorboard")
     tiny_bundle().save(tmp_path / "weights")
