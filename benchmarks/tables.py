@@ -91,7 +91,7 @@ def others(results: dict[str, dict]) -> str:
     small = [
         f"`vitreous train {r['recipe']}` reaches {100 * r['top1_mean']:.2f} ± {100 * r['top1_sd']:.2f}% (n = {r['n']}) "
         f"in {between(r['train_seconds'], '{:.0f}')} s ({where(r['machine'])})"
-        for r in (results["digits-amx"], results["mnist-avx512"])
+        for r in (results["digits-amx"], results["mnist-avx512-bf16"])
     ]
     ratios = [ratio for name in PEERS for ratio in lead(results[name]).values()]
     return (

@@ -22,6 +22,7 @@ from vitreous.cli import app
 from vitreous.export import graphs
 from vitreous.model.attention import products_are_faster
 from vitreous.model.linear import convolution_is_faster
+from vitreous.model.summary import summarise
 from vitreous.recipe import RECIPES, Recipe, keys, read_recipe, recipe_names
 from vitreous.weights import Bundle
 
@@ -147,6 +148,18 @@ def test_headers_state_the_measured_results(content):
     assert f"{100 * content['top1_mean']:.2f} ± {100 * content['top1_sd']:.2f}%, n = {content['n']}" in header
     assert f"{min(content['train_seconds']):.0f} to {max(content['train_seconds']):.0f} s" in header
     assert f"{content['params']:,} parameters" in header
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters", "seconds", "top1"),
+    [("digits", (8, 8), None, 30, 0.983), ("mnist", (28, 28), 125_000, 360, 0.994)],
+)
+def test_the_first_recipes_stay_small_short_and_good(name, shape, parameters, seconds, top1):
+    model = read_recipe(name).resolve(image_size=shape, channels=1, num_classes=10).model
+    found = [content for content in AS_THEY_ARE if content["recipe"] == name]
+    assert found and all(content["params"] == summarise(model).parameters for content in found)
+    assert parameters is None or summarise(model).parameters <= parameters
+    assert all(max(content["train_seconds"]) <= seconds and content["top1_mean"] >= top1 for content in found)
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*-time_limit-*.json")), ids=lambda file: file.stem)
