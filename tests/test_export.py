@@ -177,6 +177,7 @@ def test_the_example_answers_by_the_metadata_alone_as_predict_does(
     turned[ExifTags.Base.Orientation] = 6
     for file, shape in zip(files, ((31, 50, 3), (61, 24, 3), (8, 8, 3), (20, 20, 4)), strict=True):
         Image.fromarray(draw.integers(256, size=shape, dtype=np.uint8)).save(file, exif=turned)
+    capsys.readouterr()  # what writing the graph printed
     deployed["main"](str(tmp_path / "model.onnx"), *files)
     answers = predict(bundle, files, device="cpu", precision="float32")
     for line, answer in zip(capsys.readouterr().out.splitlines(), answers, strict=True):
@@ -219,6 +220,7 @@ def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path
     folder, _ = export_run(run, form, out=tmp_path / "new", preprocess_inside=inside)
     shutil.copytree(folder, tmp_path / "copy")
     said, code = json.loads((folder / "example.json").read_text()), {}
+    capsys.readouterr()  # what writing the graph printed
     for off in (0.0, 0.3, math.nan):
         other = said | {"logits": [said["logits"][0] + off, *said["logits"][1:]]}
         (folder / "example.json").write_text(json.dumps(other))
