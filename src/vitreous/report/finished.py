@@ -82,7 +82,7 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
             "folder that vitreous evaluate --out has written"
         )
     results, data = read_json(folder / "results.json"), read_json(folder / record)
-    if not isinstance(results, dict) or not isinstance(data, dict) or "name" not in data:
+    if not isinstance(results, dict) or not isinstance(data, dict) or not {"name", "counts"} <= data.keys():
         raise ValueError(f"{run} has a results.json or data.json that is not of a run: train it anew, or leave it out")
     caution = "; ".join(results.get("cautions", [])) or results.get("caution", "")
     if cross:
