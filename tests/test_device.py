@@ -52,6 +52,32 @@ def test_auto_is_the_gpu_where_there_is_one_whose_float32_is_float32(only_cpu, m
         pick_device("cuda:2")
 
 
+@pytest.mark.parametrize(
+    ("own", "built_for", "able"),
+    [
+        ((7, 0), ["sm_75", "sm_90", "sm_120", "compute_120"], False),
+        ((7, 5), ["sm_120", "sm_75"], True),
+        ((9, 0), ["sm_100"], False),
+        ((9, 0), ["sm_90a", "sm_100"], True),
+        ((6, 1), ["sm_50", "sm_60", "sm_90"], True),
+        ((9, 0), ["gfx90a"], True),
+    ],
+)
+def test_a_gpu_older_than_torchs_build_is_left_alone_and_refused_if_asked_for(
+    only_cpu, monkeypatch, own, built_for, able
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: own)
+    assert pick_device().type == ("cuda" if able else "cpu")
+    if able:
+        assert pick_device("cuda:0") == torch.device("cuda:0")
+    else:
+        with pytest.raises(ValueError, match=r"needs \d+\.\d or more: install torch's build .*, or use --device cpu$"):
+            pick_device("cuda:0")
+
+
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "mps", "meta", "gpu", "", "cuda:x"])
 def test_a_device_that_is_not_here_is_refused_with_those_that_are(only_cpu, name):
     with pytest.raises(ValueError, match=rf"^device '{name}' is not available: use cpu or auto$"):

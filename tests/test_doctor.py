@@ -58,7 +58,8 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
     assert doctor.findings() == [
         "this processor has no fast bf16 and there is no CUDA GPU: training runs in float32",
         NO_MPS,
-        "torch is built for CUDA 13.0 but sees no GPU: check the driver",
+        "torch is built for CUDA 13.0 but sees no GPU: check the driver (nvidia-smi), or, for an older one, install "
+        "torch's build for CUDA 12.6 (see README.md, Install)",
     ]
 
 
@@ -68,6 +69,16 @@ def test_a_gpu_older_than_bf16_is_told_of_float16(monkeypatch):
     for fast in (False, True):
         monkeypatch.setattr(doctor, "has_fast_bf16", lambda device, fast=fast: fast)
         assert (advice in doctor.findings()) is not fast
+
+
+def test_a_gpu_that_this_torch_is_not_built_for_is_told_and_not_measured(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    doctor.examine()
+    said = capsys.readouterr().out
+    assert "note: the GPU's compute capability is 7.0, and this torch needs 7.5 or more: install torch's" in said
+    assert "device auto is cpu" in said and "float16 may train faster" not in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

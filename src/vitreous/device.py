@@ -19,19 +19,22 @@ NO_MPS = (
     "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong on "
     "it (https://github.com/pytorch/pytorch/issues/175189): train on the CPU"
 )
+OLDER_CUDA = "install torch's build for CUDA 12.6 (see README.md, Install)"
 WORTH_COMPILING = 5000  # steps of a run: with fewer, compiling costs more time than it saves
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto`: the CUDA GPU if there is one, else the CPU, for which `keep_memory` is called.
+    """`auto`: the CUDA GPU if there is one that this torch can use, else the CPU, for which `keep_memory` is called.
 
     Apple's GPUs (`mps`) have to be asked for: see `NO_MPS`. On a CUDA GPU, this makes float32 convolutions compute in
     float32: by default cuDNN rounds to TF32, with 10 bits. Raises ValueError for a device that is not available.
     """
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     available = [kind for kind, found in there.items() if found]
+    if name == "auto":
+        name = "cuda" if there["cuda"] and not gpu_too_old() else "cpu"
     try:
-        device = torch.device(("cuda" if there["cuda"] else "cpu") if name == "auto" else name)
+        device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in available:
@@ -39,10 +42,21 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device '{name}' is not available: there are {torch.cuda.device_count()}, from cuda:0")
     if device.type == "cuda":
+        if why := gpu_too_old(device):
+            raise ValueError(f"{why}, or use --device cpu")
         torch.backends.cudnn.allow_tf32 = False
     if device.type == "cpu":
         keep_memory()
     return device
+
+
+def gpu_too_old(device: torch.device | None = None) -> str:
+    """Why this torch cannot compute on a CUDA GPU that is there (default: the first), and what to do; "" if it can."""
+    built_for = [divmod(int(number), 10) for number in re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))]
+    if not built_for or (own := torch.cuda.get_device_capability(device)) >= min(built_for):
+        return ""
+    lowest = "{}.{}".format(*min(built_for))
+    return f"the GPU's compute capability is {own[0]}.{own[1]}, and this torch needs {lowest} or more: {OLDER_CUDA}"
 
 
 def keep_memory() -> None:

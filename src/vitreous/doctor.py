@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
-from vitreous.device import NO_MPS, has_fast_bf16, pick_device, pick_precision
+from vitreous.device import NO_MPS, OLDER_CUDA, gpu_too_old, has_fast_bf16, pick_device, pick_precision
 from vitreous.extras import pip_line
 from vitreous.messages import first_line
 
@@ -33,7 +33,7 @@ def examine() -> None:
         f"{torch.cpu.get_capabilities().get('cpu_name', platform.processor())}, {threads} thread{'s' * (threads > 1)}, "
         f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
     )
-    for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+    for name in dict.fromkeys(("cpu", pick_device().type)):
         device = torch.device(name)
         rates = {"float32": matmul_rate(device, torch.float32), "bf16": matmul_rate(device, torch.bfloat16)}
         label = torch.cuda.get_device_name(device) if name == "cuda" else name
@@ -71,7 +71,9 @@ def findings() -> list[str]:
         found.append("this processor has no fast bf16 and there is no CUDA GPU: training runs in float32")
     if torch.backends.mps.is_available():
         found.append(NO_MPS)
-    if torch.cuda.is_available() and not has_fast_bf16(torch.device("cuda")):
+    if torch.cuda.is_available() and (why := gpu_too_old()):
+        found.append(why)
+    elif torch.cuda.is_available() and not has_fast_bf16(torch.device("cuda")):
         found.append("this GPU has no bf16 units, so auto means float32: precision=float16 may train faster")
     if installed("torchvision"):
         try:
@@ -80,7 +82,10 @@ def findings() -> list[str]:
             reason = first_line(error)
             found.append(f"torchvision does not import beside this torch ({reason}); vitreous does not need it")
     if torch.version.cuda and not torch.cuda.is_available():
-        found.append(f"torch is built for CUDA {torch.version.cuda} but sees no GPU: check the driver")
+        found.append(
+            f"torch is built for CUDA {torch.version.cuda} but sees no GPU: check the driver (nvidia-smi), or, for an "
+            f"older one, {OLDER_CUDA}"
+        )
     return found
 
 

@@ -195,7 +195,7 @@ def _block(model: ViT, depth: int, shown: np.ndarray, heads: Tensor, answers: st
     captions = [f"head {i}, at most {peak:.0%}" for i, peak in enumerate(peaks, start=1)]
     rest = ""
     if config.prefix:
-        rest = "; +: what goes to class token and registers"
+        rest = "; +: what goes to class token or registers"
         beside = heads[:, : config.prefix].sum(dim=1).tolist()
         captions = [f"{caption} + {share:.0%}" for caption, share in zip(captions, beside, strict=True)]
     parts += [

@@ -72,7 +72,7 @@ def explanation(
         of = short(target) if against is None else f"{short(target)}, of the two classes,"
         _curves(next(cells).subplots(), curves, of)
     small = next(cells)
-    shares = "share of the brightest patch" + (" + of class token and registers" if outside else "")
+    shares = "share of the brightest patch" + (" + of class token or registers" if outside else "")
     whose = reader if patch is None else f"patch {patch[0]},{patch[1]}"
     lines = f"attention in block {layer}, head by head, of {whose}", f"({shares})"
     width = 92 if curves is None else 46  # letters
