@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from vitreous.plots import canvas, confusion_matrix, image_grid, learning_curves, run
+from vitreous.plots import canvas, confusion_matrix, image_grid, insight, learning_curves, run
 
 
 def history(epochs, val=True):
@@ -38,11 +39,27 @@ def test_learning_curves_show_the_history(figures):
     learning_curves(history(5), 3, None)
     loss, top1 = figures[0].axes
     curves = {line.get_label(): line.get_ydata() for line in loss.lines}
-    assert list(curves["training, augmented"]) == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
+    assert list(curves["training"]) == [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
     assert list(curves["validation"]) == [2, 1, 2 / 3, 2 / 4, 2 / 5]
     assert list(loss.lines[0].get_xdata()) == [1, 2, 3, 4, 5]
     assert list(loss.lines[-1].get_xdata()) == [3, 3] and "kept: epoch 3" in curves
     assert list(top1.lines[1].get_ydata()) == [0.5] * 5
+
+
+def test_training_figures_are_called_what_they_are(figures):
+    learning_curves(history(5), 3, None, training="training, augmented")
+    assert figures[0].axes[0].lines[0].get_label() == "training, augmented"
+
+
+def test_the_title_of_few_filters_stays_within_the_picture(monkeypatch):
+    made = []
+    monkeypatch.setattr(insight, "save", lambda figure, path: made.append(figure))
+    title = "what the patch embedding sees: principal components, with their shares of the variance"
+    insight.filters(np.random.default_rng(0).standard_normal((1, 1, 2, 2)), np.ones(1), title, None)
+    figure, (words,) = made[0], made[0].texts
+    FigureCanvasAgg(figure).draw()
+    box = words.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
 def test_what_chose_the_epoch_has_a_curve_of_its_own(figures):

@@ -501,7 +501,7 @@ def test_same_seed_makes_the_same_model():
 @pytest.mark.parametrize("positions", ["learned", "sincos", "sincos_learned", "sincos2d", "rope"])
 def test_residuals_are_bfloat16_under_autocast_to_it_and_float32_else(positions, patch_embedding, pool):
     stem = (4,) if patch_embedding == "conv_stem" else ()
-    more = {"layer_scale": 0.1, "drop_path": 0.5, "dropout": 0.1, "depth": 2}
+    more = {"drop_path": 0.5, "dropout": 0.1, "depth": 2}
     model = small(positions=positions, pool=pool, patch_embedding=patch_embedding, stem_channels=stem, **more).train()
     images = images_for(model)
     for low, expected in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (None, torch.float32)):
@@ -511,6 +511,20 @@ def test_residuals_are_bfloat16_under_autocast_to_it_and_float32_else(positions,
             for block in model.blocks:
                 x = block(x, model.rotary)
                 assert x.dtype == expected
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_what_a_block_of_a_small_layer_scale_adds_is_not_rounded_away(low):
+    model = randomised(small(layer_scale=1e-4, depth=2))
+    for scale in (module for module in model.modules() if isinstance(module, LayerScale)):
+        torch.nn.init.constant_(scale.gamma, 1e-4)  # as it starts: `randomised` has changed it
+    images = images_for(model)
+    before = model.embed(images)
+    exact = model.blocks[0](before, model.rotary) - before
+    with torch.autocast("cpu", low):
+        before = model.embed(images)
+        added = model.blocks[0](before, model.rotary) - before
+    assert (added - exact).norm() < 0.05 * exact.norm()
 
 
 def test_a_small_layer_scale_is_not_rounded_in_float16():

@@ -288,7 +288,7 @@ def test_what_chose_the_epoch_has_a_chart_of_its_own(tmp_path):
 )
 def test_augmentation_that_had_an_effect_is_told(tmp_path, augment, told):
     page, _ = written(tmp_path, tiny_set(), tiny_recipe(epochs=1, augment=augment))
-    assert told in page.text
+    assert told in page.text and ("training, augmented" in page.text) is bool(augment)
 
 
 def test_what_was_logged_is_told(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from vitreous.data.images import ImageSet
 from vitreous.doctor import installed
 from vitreous.export.checkpoints import write_huggingface, write_timm
 from vitreous.export.example import EXAMPLE, PICTURE, write_example
-from vitreous.export.graphs import NEEDED, ONNX, PT2, PixelModel, write_int8, write_onnx, write_pt2
+from vitreous.export.graphs import NEEDED, ONNX, ONNX_DATA, PT2, PixelModel, write_int8, write_onnx, write_pt2
 from vitreous.export.receipt import BATCHES, MANY, compare, faults, find_inputs
 from vitreous.extras import need
 from vitreous.files import check_folder, check_free, path_of, write_json
@@ -68,10 +68,10 @@ def export_run(
     folder = path_of(out) if out is not None else own / "export" / form
     bundle = Bundle.of(run)
     if bundle is run:  # its model may be in training mode, or on a GPU
-        bundle = replace(bundle, model=copy.deepcopy(bundle.model).cpu().eval())
+        bundle = replace(bundle, model=copy.deepcopy(bundle.plain).cpu().eval())
     check_folder(folder)
-    examples, mark = {EXAMPLE, PICTURE} if form in GRAPHS else set(), f'"format": "{form}"'
-    check_free([folder / name for name in {*NAMES[form], RECEIPT} | examples], folder / RECEIPT, mark)
+    besides, mark = {EXAMPLE, PICTURE, ONNX_DATA} if form in GRAPHS else set(), f'"format": "{form}"'
+    check_free([folder / name for name in {*NAMES[form], RECEIPT} | besides], folder / RECEIPT, mark)
 
     with _made(folder), TemporaryDirectory(dir=folder, prefix=".") as scratch, torch.no_grad():
         part = Path(scratch)
@@ -95,12 +95,12 @@ def export_run(
         if form in GRAPHS:
             write_example(part, bundle, after, inputs)
         new = {file.name for file in part.iterdir()}
-        check_free([folder / name for name in new | examples], folder / RECEIPT, mark)
+        check_free([folder / name for name in new | besides], folder / RECEIPT, mark)
         for name in new - {RECEIPT}:  # else, cut short, an earlier graph would stand beside the receipt of this one
             (folder / name).unlink(missing_ok=True)
         for name in sorted(new, key=lambda name: name != RECEIPT):  # it comes first, as it tells that the rest is ours
             (part / name).replace(folder / name)
-        for name in examples - new:  # from an earlier export, with other outputs
+        for name in besides - new:  # from an earlier export, with other outputs or more weights
             (folder / name).unlink(missing_ok=True)
     return folder, receipt
 

@@ -24,6 +24,7 @@ from vitreous.weights import Bundle
 Answer = Callable[[Tensor], Tensor]
 
 ONNX, PT2 = "model.onnx", "model.pt2"
+ONNX_DATA = ONNX + ".data"  # the weights of a graph that protobuf cannot hold
 OPSET = 20  # the first with GELU
 INPUT, OUTPUT = "images", "logits"
 NEEDED = dict.fromkeys(("onnx", "int8"), ("onnx", "onnxscript", "onnxruntime"))
@@ -83,7 +84,7 @@ def write_int8(bundle: Bundle, folder: Path, preprocess_inside: bool) -> Answer:
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
-            use_external_data_format=Path(scratch, ONNX + ".data").exists(),
+            use_external_data_format=Path(scratch, ONNX_DATA).exists(),
         )
     return _read_onnx(folder / ONNX, bundle.preprocess, preprocess_inside)
 

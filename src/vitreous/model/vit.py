@@ -201,7 +201,8 @@ class ViT(nn.Module):
                 prefix = prefix + F.pad(self.positions[:, :placed], (0, 0, 0, prefix.shape[1] - placed))
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.drop(x)
-        return x.to(patches.dtype) if patches.dtype == torch.bfloat16 else x
+        fine = self.config.layer_scale is not None  # what a small factor adds would be rounded away
+        return x.to(patches.dtype) if patches.dtype == torch.bfloat16 and not fine else x
 
     @property
     def rotary(self) -> tuple[Tensor, Tensor] | None:

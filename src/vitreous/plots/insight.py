@@ -124,7 +124,7 @@ def filters(components: np.ndarray, shares: np.ndarray, title: str, path: Path) 
     images = 0.5 + 0.5 * components / np.maximum(peak, 1e-12)
     columns = min(len(images), 7)
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.25 * columns, 1.45 * rows + 0.6), layout="constrained")
+    figure = Figure(figsize=(max(1.25 * columns, 7), 1.45 * rows + 0.6), layout="constrained")  # the title takes 7
     figure.suptitle(title + channels_shown(components.shape[1], "\n"), fontsize=11)
     for axes in figure.subplots(rows, columns, squeeze=False).flat:
         axes.axis("off")

@@ -13,11 +13,16 @@ TRAIN, VAL = BLUE, ROSE
 
 
 def learning_curves(
-    history: Sequence[dict[str, float]], best_epoch: int, path: Path, *, chosen_by: tuple[str, str] = ("top1", "top-1")
+    history: Sequence[dict[str, float]],
+    best_epoch: int,
+    path: Path,
+    *,
+    chosen_by: tuple[str, str] = ("top1", "top-1"),
+    training: str = "training",
 ) -> None:
     """Loss and top-1 by epoch, training and validation, with the epoch whose weights were kept.
 
-    chosen_by: the metric that chose it, and its name; it is plotted, too.
+    chosen_by: the metric that chose it, and its name; it is plotted, too. training: what to call the training images.
     """
     shown = {"loss": "loss", "top1": "top-1"} | dict([chosen_by])
     figure = Figure(figsize=(5 * len(shown), 4), layout="constrained")
@@ -26,7 +31,7 @@ def learning_curves(
     for axes, (key, label) in zip(figure.subplots(1, len(shown)), shown.items(), strict=True):
         if f"train_{key}" in history[0]:
             train = [row[f"train_{key}"] for row in history]
-            axes.plot(epochs, train, TRAIN, marker=marker, label="training, augmented")
+            axes.plot(epochs, train, TRAIN, marker=marker, label=training)
         if f"val_{key}" in history[0]:
             axes.plot(epochs, [row[f"val_{key}"] for row in history], VAL, marker=marker, label="validation")
         axes.axvline(best_epoch, color="gray", linestyle=":", label=f"kept: epoch {best_epoch}")

@@ -1,5 +1,6 @@
 """Images of a report: which ones to show, and images as PNG inside the page."""
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -10,6 +11,7 @@ from vitreous.explain import DEFAULT, Method
 from vitreous.explain.methods import STEPS
 from vitreous.model import ViTConfig
 from vitreous.page import png
+from vitreous.recipe import Recipe, effective
 
 LARGEST = 160  # pixels per side of a picture in the page
 SMALL = 64  # pixels per side up to which a picture is enlarged with visible pixels
@@ -29,6 +31,22 @@ def uncertain_hits(probabilities: Tensor, labels: Tensor, count: int) -> Tensor:
     confidence, answers = probabilities.max(dim=1)
     right = (answers == labels).nonzero().flatten()
     return right[confidence[right].argsort(stable=True)][:count]
+
+
+def training_label(recipe: Recipe) -> str:
+    """What figures of the training images are of."""
+    return "training, augmented" if effective(recipe).get("augment") else "training"
+
+
+def target_text(target: Tensor, class_names: Sequence[str]) -> str:
+    """A target, of shape () or soft (K,), in words: `cat`, or `cat 70% + dog 30%`."""
+    if target.ndim == 0:
+        return class_names[int(target)]
+    shares, classes = target.topk(2)
+    names = [class_names[k] for k in classes.tolist()]
+    if shares[1] < 0.005:
+        return names[0]
+    return " + ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.tolist(), strict=True))
 
 
 def picture(pixels: np.ndarray, alt: str) -> str:

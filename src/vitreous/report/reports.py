@@ -20,6 +20,7 @@ from vitreous.recipe import Recipe, effective, read_recipe
 from vitreous.report.answers import answer_sections, fold_sections, results_of, results_section
 from vitreous.report.charts import Line, line_chart
 from vitreous.report.layout import SPLIT_LABELS, Section, facts, gallery, lay_out, scroll, shot
+from vitreous.report.pictures import target_text, training_label
 from vitreous.weights import Bundle
 
 SAMPLES = 30  # images as the model saw them
@@ -67,7 +68,7 @@ def train_report(
     ]
     sections = [
         results_section(judged, tiles, chosen(results, recipe.best_by) + untouched),
-        Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"], recipe.best_by)),
+        Section("learning", "Learning", _learning(read_history(folder), results["best_epoch"], recipe)),
         *answer_sections(judged),
         Section("samples", "What the model saw", _training_samples(samples, bundle, recipe)),
         Section("speed", "Speed and memory", _speed(speeds, judged, results["peak_memory"], environment)),
@@ -168,25 +169,27 @@ def evaluation_report(
     write_page(file, lay_out(kind="Evaluation report", heading=heading, lead=lead, sections=sections))
 
 
-def _learning(history: Sequence[dict[str, float]], kept: int, best_by: str) -> str:
+def _learning(history: Sequence[dict[str, float]], kept: int, recipe: Recipe) -> str:
     """Loss, top-1, the metric that chose the epoch and learning rate, by epoch; a probe, without epochs, has none."""
     if "learning_rate" not in history[0]:
         return "<p>The head was fitted in one go, to features that were computed once.</p>"
     epochs = [row["epoch"] for row in history]
     charts = []
-    for key in dict.fromkeys(("loss", "top1", best_by)):
+    for key in dict.fromkeys(("loss", "top1", recipe.best_by)):
         title = NAMES[key][0].upper() + NAMES[key][1:]
         lines = []
         if f"train_{key}" in history[0]:
-            lines.append(Line("training, augmented", "s1 dash", epochs, [row[f"train_{key}"] for row in history]))
+            figures = [row[f"train_{key}"] for row in history]
+            lines.append(Line(training_label(recipe), "s1 dash", epochs, figures))
         if f"val_{key}" in history[0]:
             lines.append(Line("validation", "s0", epochs, [row[f"val_{key}"] for row in history]))
         charts.append(line_chart(title, lines, x_label="epoch", percent=key != "loss", kept=kept))
     rates = Line("at the end of the epoch", "s2", epochs, [row["learning_rate"] for row in history])
     charts.append(line_chart("Learning rate", [rates], x_label="epoch"))
     note = (
-        "Training figures are means over an epoch, of augmented, perhaps mixed, images and changing weights; "
-        "validation, of plain images and the weights at its end, is often the better of the two."
+        "Training figures are means over an epoch, of augmented, perhaps mixed, images and changing weights, and their "
+        "loss is the one that was minimised (of smoothed labels, say); validation, of plain images and the weights at "
+        "its end, is often the better of the two."
     )
     return f'<p class="note">{note}</p><div class="grid">{"".join(charts)}</div>'
 
@@ -197,21 +200,12 @@ def _training_samples(samples: tuple[Tensor, Tensor], bundle: Bundle, recipe: Re
     pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
     shots = []
     for image, target in zip(pixels, targets, strict=True):
-        text = bundle.class_names[int(target)] if target.ndim == 0 else _mixed(target, bundle.class_names)
+        text = target_text(target, bundle.class_names)
         shots.append(shot(image, text, escape(text)))
     settings = [f"{key} {_plain(value)}" for key, value in effective(recipe).get("augment", {}).items()]
     how = f"Augmented on the way: {escape(', '.join(settings))}." if settings else "Nothing was augmented."
     text = f"<p>The first images of the first epoch, as they reached the model. {how} {_fitting(bundle.preprocess)}</p>"
     return text + gallery(shots, "small")
-
-
-def _mixed(target: Tensor, class_names: Sequence[str]) -> str:
-    """A soft target (K,) in words: `cat 70% + dog 30%`, or `cat`."""
-    shares, classes = target.topk(2)
-    names = [class_names[k] for k in classes.tolist()]
-    if shares[1] < 0.005:
-        return names[0]
-    return " + ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.tolist(), strict=True))
 
 
 def _fitting(preprocess: Preprocess) -> str:

@@ -115,9 +115,11 @@ def _draw(job: Job, judged: dict[str, Judged]) -> None:
             _draw_mistakes(answers, file)
     with optional(plots / "learning_curves.png") as file:
         from vitreous.plots import learning_curves
+        from vitreous.report.pictures import training_label
 
         chosen_by = job.recipe.best_by, NAMES[job.recipe.best_by]
-        learning_curves(job.state.history, job.state.best_epoch, file, chosen_by=chosen_by)
+        history, training = job.state.history, training_label(job.recipe)
+        learning_curves(history, job.state.best_epoch, file, chosen_by=chosen_by, training=training)
 
 
 def _draw_mistakes(answers: Judged, file: Path) -> None:

@@ -99,10 +99,11 @@ def _other_white(job: Job) -> str:
 
 def _draw_first_batch(job: Job) -> None:
     images, targets = first_batch(job)
-    names = [job.data.class_names[i] for i in (targets if targets.ndim == 1 else targets.argmax(1)).tolist()]
     with optional(job.folder / FIRST_BATCH) as file:
         from vitreous.plots import image_grid
+        from vitreous.report.pictures import target_text
 
+        names = [target_text(target, job.data.class_names).replace(" + ", "\n+ ") for target in targets.cpu()]
         image_grid(images.cpu().numpy(), names, file)
 
 

@@ -65,11 +65,16 @@ class Bundle:
             f"{config.channels} x {config.image_size[0]} x {config.image_size[1]}, {len(self.class_names)} classes)"
         )
 
+    @property
+    def plain(self) -> ViT:
+        """The model, without the wrapper of `torch.compile`."""
+        return getattr(self.model, "_orig_mod", self.model)
+
     def digest(self) -> str:
         """SHA-256 of the weights and everything else that predictions depend on, 64 hex digits; equal for equal
         models."""
         digest = hashlib.sha256(json.dumps(self._config(), sort_keys=True).encode())
-        for name, value in sorted(self.model.state_dict().items()):
+        for name, value in sorted(self.plain.state_dict().items()):
             digest.update(name.encode() + value.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
@@ -78,7 +83,7 @@ class Bundle:
 
         Raises ValueError for weights that the dtype cannot hold, and for a model that `load` could not bring back.
         """
-        model = getattr(self.model, "_orig_mod", self.model)  # of `torch.compile`
+        model = self.plain
         if not is_plain(model):
             raise ValueError(
                 f"model is a {type(model).__name__} that differs from vt.ViT(model.config), as which it would be "
