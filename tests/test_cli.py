@@ -142,7 +142,8 @@ def test_a_run_is_probed_tuned_and_asked_for_features(vitreous, work, tmp_path):
     )
     lines = out.splitlines()
     assert (code, err) == (0, "") and (tmp_path / "f.parquet").is_file()
-    assert lines[0].startswith("test: 12 images, 16 features; 5-NN ") and lines[0].endswith("neighbours from train")
+    assert lines[0] == f"written to {tmp_path / 'f.parquet'}"
+    assert lines[1].startswith("test: 12 images, 16 features; 5-NN ") and lines[1].endswith("neighbours from train")
     assert lines[2] == f"1.0000  bee  {image}" and len(lines) == 7
     code, out, _ = vitreous("embed", "run", "--k", 1)
     assert code == 0 and "train: 27 images" in out and "1-NN" in out and "leave-one-out" in out

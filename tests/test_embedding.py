@@ -97,7 +97,7 @@ def test_the_parts_of_a_large_set_are_compared_with_all(monkeypatch):
     own = Features(torch.randn(50, 4) + 3 * torch.eye(4)[labels], labels, CLASSES, [""] * 50)
     whole = knn_accuracy(own)
     by_class = own._replace(groups=labels.numpy())
-    monkeypatch.setattr("vitreous.embedding.PART", 7)
+    monkeypatch.setattr("vitreous.embedding.PAIRS", 7 * 50)
     assert 0.6 < whole < 1 and knn_accuracy(own) == whole
     assert knn_accuracy(by_class) == 0
 

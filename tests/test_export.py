@@ -864,6 +864,13 @@ def test_no_export_takes_the_place_of_a_model(tmp_path):
         export_run(tmp_path / "bundle", "huggingface", out=tmp_path / "new")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_exported_as_the_model_itself(tmp_path):
+    bundle = tiny_bundle()
+    compiled = replace(bundle, model=torch.compile(bundle.model))
+    assert export_run(compiled, "timm", out=tmp_path / "timm")[1]["sha256"] == bundle.digest()
+
+
 def test_weights_beside_an_earlier_larger_graph_do_not_outlive_it(tmp_path):
     folder, _ = export_run(tiny_bundle(), "pt2", out=tmp_path / "new")
     (folder / "model.onnx.data").write_text("of before")
@@ -1172,8 +1179,6 @@ def test_a_bundle_without_a_folder_is_exported_to_one_that_is_named(tmp_path):
     with torch.no_grad():
         given = bundle.model.eval()(bundle.preprocess.normalise(pixels))
         torch.testing.assert_close(answer(bundle.preprocess.normalise(pixels)), given, rtol=0, atol=1e-5)
-    compiled = replace(bundle, model=torch.compile(bundle.model))
-    assert export_run(compiled, "pt2", out=tmp_path / "compiled")[1]["sha256"] == bundle.digest()
     with pytest.raises(ValueError, match=r"^the model has no run folder here: name a folder with --out$"):
         export_run(bundle, "timm")
     with pytest.raises(TypeError, match=r"^a Bundle has no folder: save it, bundle\.save\('FOLDER'\), and give that$"):

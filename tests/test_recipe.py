@@ -473,6 +473,14 @@ def test_an_override_that_would_do_nothing_is_told_why(name, override, why):
         check_not_idle(read_recipe(name, [override]), [override])
 
 
+def test_how_images_are_cut_comes_with_weights():
+    overrides = ["data.crop_fraction=1", "augment.crop_scale=[0.5,1]"]
+    check_not_idle(read_recipe("photos", overrides), overrides)
+    overrides.append("start.weights=runs/photos")
+    with pytest.raises(ValueError, match=r"^data\.crop_fraction does nothing here, as start\.weights bring their own"):
+        check_not_idle(read_recipe("photos", overrides), overrides)
+
+
 def test_a_batch_of_one_has_nothing_to_mix_with():
     overrides = ["optim.batch_size=1", "augment.cutmix=1.0"]
     with pytest.raises(ValueError, match=r"^augment\.cutmix does nothing here, as optim\.batch_size is 1: "):

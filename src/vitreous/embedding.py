@@ -22,7 +22,7 @@ from vitreous.weights.load import load_weights
 
 MADE_BY = "vitreous embed"  # marks its files
 TEMPERATURE = 0.07  # a neighbour's vote counts exp(similarity / TEMPERATURE), as in Wu et al. 2018, arXiv 1805.01978
-PART = 1024  # images compared with all others at a time
+PAIRS = 1 << 26  # of images compared at a time: 256 MiB of similarities
 
 
 class Features(NamedTuple):
@@ -105,18 +105,19 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
         _, numbers = np.unique(np.concatenate([own.groups, others.groups]), return_inverse=True)
         groups, near_groups = torch.from_numpy(numbers).split([len(own.groups), len(others.groups)])
     keys, hits = F.normalize(others.features, dim=1), 0
-    for start in range(0, len(own.labels), PART):
-        queries = F.normalize(own.features[start : start + PART], dim=1)
+    part = max(PAIRS // len(keys), 1)
+    for start in range(0, len(own.labels), part):
+        queries = F.normalize(own.features[start : start + part], dim=1)
         similarity = queries @ keys.T  # (n, N)
         if among is None:
             similarity[torch.arange(len(queries)), torch.arange(start, start + len(queries))] = -torch.inf
         if grouped:
-            similarity[groups[start : start + PART, None] == near_groups] = -torch.inf
+            similarity[groups[start : start + part, None] == near_groups] = -torch.inf
         near, rows = similarity.topk(k, dim=1)
         votes = torch.zeros(len(queries), len(own.class_names), dtype=torch.float64)
         votes.scatter_add_(1, others.labels[rows], ((near - 1) / TEMPERATURE).double().exp())
         most, answers = votes.max(dim=1)
-        hits += ((answers == own.labels[start : start + PART]) & (most > 0)).sum().item()
+        hits += ((answers == own.labels[start : start + part]) & (most > 0)).sum().item()
     return hits / len(own.labels)
 
 

@@ -401,6 +401,18 @@ def test_a_file_key_changes_with_the_files(tmp_path):
     assert FileImages(images.paths[1:]).key() != images.key()
 
 
+def test_a_file_key_changes_when_two_alike_change_places(tmp_path):
+    paths = [tmp_path / name for name in "ab"]
+    for path, gray in zip(paths, (10, 200), strict=True):
+        Image.new("L", (4, 4), gray).save(path, "BMP")
+        os.utime(path, (0, 0))
+    before = FileImages(paths).key()
+    paths[0].rename(tmp_path / "c")
+    paths[1].rename(paths[0])
+    (tmp_path / "c").rename(paths[1])
+    assert FileImages(paths).key() != before
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"", "not a JPEG, PNG"), (b"hello", "not a JPEG, PNG"), (None, "No such file"), ("half", "truncated")],

@@ -371,9 +371,11 @@ def test_a_file_that_breaks_later_is_named_in_one_line(tmp_path, monkeypatch, wo
     write_folder(tmp_path, {"a": 3, "b": 3})
     batches = Batches(load(tmp_path).train, preprocess_of(), batch_size=2, memory_budget=0, workers=workers)
     (tmp_path / "b" / "001.png").write_bytes(b"gone")
-    with pytest.raises(BrokenImage, match=r"b/001\.png: not a JPEG, PNG") as caught:
+    with pytest.raises(BrokenImage, match=r"b/001\.png: not a JPEG, PNG.*: repair it; or begin again") as caught:
         list(batches.epoch(torch.arange(6)))
     assert "\n" not in str(caught.value)
+    with pytest.raises(BrokenImage, match=r"b/001\.png: not a JPEG, PNG.*: repair it; or begin again"):
+        Batches(load(tmp_path).train, preprocess_of(), batch_size=2)
 
 
 def test_rows_and_sizes_out_of_range_are_refused():

@@ -500,6 +500,20 @@ def test_it_is_resumed_with_the_same_images_only(finished, tmp_path):
         fit_folds(folds_recipe(), tiny_set(count=51), out=out, resume=True, **quiet())
 
 
+def test_a_finished_fold_is_not_judged_on_images_that_it_learnt_from(finished, tmp_path):
+    out = tmp_path / "cv"
+    shutil.copytree(finished.folder, out)
+    (out / "results.json").unlink()
+    data = tiny_set()
+    same_class = np.flatnonzero(data.train.labels == 0)
+    order = np.arange(len(data.train))
+    order[same_class] = np.roll(same_class, 5)  # as many of each class
+    other = ImageSet.from_arrays(data.train.images.array[order], data.train.labels, class_names=data.class_names)
+    with pytest.raises(ValueError, match=rf"^the data is not what {out / 'fold-1'} was trained on"):
+        fit_folds(folds_recipe(), other, out=out, resume=True, **quiet())
+    assert fit_folds(folds_recipe(), data, out=out, resume=True, **quiet()).results["pooled"]
+
+
 def test_folds_of_other_images_than_the_recipe_names_do_not_claim_them(tmp_path):
     recipe = folds_recipe(2, data={"source": "digits"})
     done = fit_folds(recipe, tiny_set(), out=tmp_path / "cv", **quiet())

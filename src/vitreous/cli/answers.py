@@ -267,14 +267,14 @@ def embed(
     if split != "train":
         among = features_of("train")
         how = "neighbours from train"
+    if out is not None:  # first, as comparing all with all may take long
+        write_parquet(own, out)
+        print(f"written to {out}")
     used, accuracy = voters(own, among, k), knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {used}-NN {accuracy:.2%}, {how}")
     if split == "train" and (data is None or (options is not None and image_set.source == options.source)):
         more = "" if image_set.judged == split else f": --split {image_set.judged} says more"
         print(f"the model learnt from these images{more}")
-    if out is not None:
-        write_parquet(own, out)
-        print(f"written to {out}")
     if query is not None:
         for row, similarity in find_nearest(query, own, k):
             print(plain(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}"))

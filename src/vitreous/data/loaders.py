@@ -99,7 +99,10 @@ class Batches:
                     "data.memory_budget; else use --device cpu"
                 ) from error
             for rows in self._parts(np.arange(len(split))):
-                self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
+                try:
+                    self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
+                except BrokenImage as error:
+                    raise _met(error) from error
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -143,7 +146,7 @@ class Batches:
         labels = self.labels[order].to(self.device).split(self.batch_size)
         for images, own in zip(loader, labels, strict=True):
             if isinstance(images, BrokenImage):
-                raise images
+                raise _met(images)
             yield Batch(images.to(self.device, non_blocking=True), own)
 
     def measured(self) -> Preprocess:
@@ -313,6 +316,13 @@ def _decode_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return dict(sorted(broken.items()))
+
+
+def _met(error: BrokenImage) -> BrokenImage:
+    """What to say of a broken image that is met on the way, in a set that is not decoded beforehand."""
+    return BrokenImage(
+        f"{error}: repair it; or begin again without it, or with data.skip_broken=true to train, else --skip-broken"
+    )
 
 
 def _report(broken: list[str], total: int, skip: bool) -> None:

@@ -392,7 +392,7 @@ def identity(paths: Sequence[str], *more: str) -> str:
     for path in paths:
         try:
             stat = Path(path).stat()
-            state = f"{stat.st_size}|{stat.st_mtime_ns}"
+            state = f"{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}"  # the last: renamed, perhaps over another
         except OSError:  # decoding will report it
             state = "unreadable"
         digest.update(f"{Path(path).absolute()}|{state}\n".encode(errors="surrogateescape"))

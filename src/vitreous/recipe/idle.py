@@ -50,3 +50,5 @@ def check_not_idle(recipe: Recipe, overrides: Sequence[str]) -> None:
         if without := [key for key in settings if key in given]:
             why = " and ".join(f"{key} is {written(value)}" for key, value in now.items())
             raise ValueError(f"{without[0]} does nothing here, as {why}: leave it out, or change that")
+    if recipe.start.weights is not None and "data.crop_fraction" in given:
+        raise ValueError("data.crop_fraction does nothing here, as start.weights bring their own: leave it out")

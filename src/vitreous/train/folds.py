@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitreous.data.check import differs
+from vitreous.data.check import differs, digest_of
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
+from vitreous.data.loaders import cache_folder, decode
 from vitreous.evaluation import answer_head, answer_lines, judge, pooled_figures, write_classes
 from vitreous.files import path_of, read_json, replace_file, write_csv, write_json
 from vitreous.metrics import WATCHED
@@ -130,7 +131,13 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
     """The results of a fold that is finished, else None. Raises ValueError if it had other images or weights."""
     if not (own / "results.json").exists():
         return None
-    if differs(data.divided(part.data), read_json(own / "data.json")):
+    divided, record = data.divided(part.data), read_json(own / "data.json")
+    changed = differs(divided, record)
+    if not changed and (before := record["hash"].get("test")) is not None:  # of other images some were learnt from
+        preprocess = Bundle.load(own / "model").preprocess
+        test = decode(divided.test, preprocess, cache=cache_folder(), skip_broken=part.data.skip_broken)
+        changed = digest_of(test.images, test.labels) not in (None, before)
+    if changed:
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
     results, start, teacher = read_json(own / "results.json"), part.start, part.distill.teacher
     asked = {"start": ("start.weights", start.weights, start.revision), "teacher": ("distill.teacher", teacher, None)}
