@@ -1,6 +1,7 @@
 """Sets of images: what they accept, how they are split, how they are read."""
 
 import mmap
+import os
 import pickle
 import subprocess
 import sys
