@@ -383,8 +383,8 @@ def test_calibrate_says_where_images_tell_nothing(vitreous, tmp_path, caplog):
     own = Bundle.load("run").temperature
     assert (code, out.splitlines()[0]) == (
         0,
-        "val: 9 images are too few, or too often answered right, to tell a better temperature than "
-        f"{own:.3f}: the copy answers as before",
+        f"val: 9 images tell no better temperature than {own:.3f} (too few, too often answered right, or it is fitted "
+        "to them already): the copy answers as before",
     )
     assert Bundle.load(tmp_path / "new").digest() == Bundle.load("run").digest()
     assert vitreous("evaluate", tmp_path / "new")[:2] == vitreous("evaluate", "run")[:2]

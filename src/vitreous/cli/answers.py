@@ -119,8 +119,8 @@ def calibrate(
     count, old, new = len(before.labels), before.bundle.temperature, after.bundle.temperature
     if old == new:
         print(
-            f"{judged}: {count:,} images are too few, or too often answered right, to tell a better temperature "
-            f"than {old:.3f}: the copy answers as before"
+            f"{judged}: {count:,} images tell no better temperature than {old:.3f} (too few, too often answered right, "
+            "or it is fitted to them already): the copy answers as before"
         )
     else:
         print(
