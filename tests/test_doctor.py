@@ -1,6 +1,7 @@
 """What the doctor says of a machine."""
 
 import itertools
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -61,6 +62,13 @@ def test_a_slow_processor_and_a_gpu_that_does_not_show_are_found(monkeypatch):
         "torch is built for CUDA 13.0 but sees no GPU: check the driver (nvidia-smi), or, for an older one, install "
         "torch's build for CUDA 12.6 (see README.md, Install)",
     ]
+
+
+@pytest.mark.parametrize(("cuda", "driver", "told"), [(None, True, True), (None, False, False), ("13.0", True, False)])
+def test_a_torch_without_cuda_beside_a_gpu_is_told(monkeypatch, cuda, driver, told):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if driver else None)
+    assert any("this torch is built for CPUs alone" in finding for finding in doctor.findings()) is told
 
 
 def test_a_gpu_older_than_bf16_is_told_of_float16(monkeypatch):

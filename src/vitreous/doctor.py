@@ -1,6 +1,7 @@
 """What this machine has, its speed in matrix products, and what is known not to work on it."""
 
 import platform
+import shutil
 import time
 from importlib.metadata import PackageNotFoundError, version
 
@@ -85,6 +86,11 @@ def findings() -> list[str]:
         found.append(
             f"torch is built for CUDA {torch.version.cuda} but sees no GPU: check the driver (nvidia-smi), or, for an "
             f"older one, {OLDER_CUDA}"
+        )
+    if not torch.version.cuda and shutil.which("nvidia-smi"):
+        found.append(
+            "there is an NVIDIA driver, but this torch is built for CPUs alone: to use the GPU, `pip uninstall torch`, "
+            "then install again (see README.md, Install)"
         )
     return found
 
