@@ -137,6 +137,11 @@ def test_nothing_on_costs_nothing():
     assert mix(images, labels, 4, rows, Augment(), 0.0) == (images, labels)
 
 
+def test_boxes_are_erased_in_a_copy():
+    images = torch.ones(8, 3, 16, 16)
+    assert not torch.equal(run(images, erase=1.0), images) and torch.equal(images, torch.ones(8, 3, 16, 16))
+
+
 def test_the_arguments_are_left_as_they_are():
     images, rows = pictures(16), draw(EVERYTHING, 16, 0, 0)
     kept, kept_rows = images.clone(), rows.clone()

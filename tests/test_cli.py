@@ -593,6 +593,13 @@ def test_answers_as_json_and_csv(vitreous, tmp_path, monkeypatch):
     assert (code, out) == (0, "") and err.splitlines() == told
 
 
+def test_answers_are_counted_every_few_seconds(monkeypatch, capsys):
+    clock = iter([0, 1, 6, 7, 12, 12.5, 13])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    assert "".join(output.counted(iter("abcd"), 4)) == "abcd"
+    assert capsys.readouterr().err == "2 of 4 images answered\n4 of 4 images answered\n"
+
+
 def test_a_table_has_a_row_for_each_of_the_five_likeliest_classes(vitreous, tmp_path):
     tiny_bundle(classes=tuple("abcdefg")).save(tmp_path / "model")
     assert vitreous("predict", tmp_path / "model", "photos/test/ant/000.png", "--csv", tmp_path / "x.csv")[0] == 0

@@ -453,3 +453,8 @@ def test_a_temperature_is_not_fitted_on_what_a_run_learnt_from_wherever_it_lies(
         with pytest.raises(ValueError, match=r"^the model learnt from these images"):
             calibrated(judged)
     assert not judge_run(trained, ImageSet.from_arrays(*stripes(12, seed=1), class_names=CLASSES), **EXACT).learnt
+    (pixels, labels), (others, truths) = stripes(48), stripes(12, seed=1)
+    for known, learnt in ((4, False), (8, True)):  # most of them
+        parts = ((pixels[:known], others[known:]), (labels[:known], truths[known:]))
+        judged = judge_run(trained, ImageSet.from_arrays(*map(np.concatenate, parts), class_names=CLASSES), **EXACT)
+        assert judged.learnt is learnt and judged.caution.startswith(f"{known} of these 12 images are among those")

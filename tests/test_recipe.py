@@ -527,5 +527,15 @@ def test_what_is_idle_in_the_recipe_itself_is_not_refused():
     check_not_idle(recipe, overrides)
 
 
+def test_nothing_that_can_be_idle_is_forgotten():
+    assert {key for *_, idle in SWITCHES for key in idle} == {
+        *(f"optim.muon_{name}" for name in ("learning_rate", "weight_decay", "momentum", "split_qkv", "patches")),
+        *("optim.warmup", "optim.final_rate", "optim.batch_size", "model.position_tokens", "start.whiten"),
+        *("distill.share", "distill.temperature", "augment.crop_ratio", "augment.randaugment_magnitude"),
+        *("augment.randaugment_sd", "augment.shrink_until", "augment.mixup", "augment.cutmix"),
+        *("augment.mix_probability", "augment.mix_until"),
+    }
+
+
 def test_all_that_can_be_idle_exists():
     assert {key for switches, _, settings in SWITCHES for key in (*switches, *settings)} <= set(keys())

@@ -69,6 +69,15 @@ def test_a_class_that_does_not_validate_is_told():
     assert check(made, made.train, made.val, best_by=None) == []
 
 
+def test_names_of_which_few_count_series_suggest_none(tmp_path):
+    names = [tmp_path / "ab"[i % 2] / f"slide{i // 4:02}_field{i}.tif" for i in range(24)]
+    for more, told in ((8, True), (48, False)):
+        all_names = names + [tmp_path / "ab"[i % 2] / f"{i}a{i}.tif" for i in range(100, 100 + more)]
+        split = Split(FileImages(all_names, root=tmp_path), np.arange(len(all_names)) % 2)
+        made = ImageSet("x", "x", ("a", "b"), split)
+        assert any("the names count" in finding for finding in check(made, made.train)) is told
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -120,10 +120,10 @@ def test_probabilities_are_at_the_bundles_temperature(files):
 def test_evidence_gives_each_patch_its_value(files, monkeypatch, method):
     bundle = tiny_bundle()
     pixels = torch.from_numpy(np.stack([e.pixels for e in explain(bundle, files, device="cpu")]))
-    target = torch.tensor([0, 1, 2, 0, 1, 2])
-    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, target)
+    target, against = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([1, 2, 0, 2, 0, 1])
+    maps = explanation_maps(bundle.model, bundle.preprocess.normalise(pixels), method, target, against=against)
     monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
-    found = evidence(bundle, pixels, target, method)
+    found = evidence(bundle, pixels, target, method, against)
     assert found.shape == (6, 2, 2)
     torch.testing.assert_close(found, maps, atol=1e-5, rtol=0)
 

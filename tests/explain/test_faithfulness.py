@@ -107,7 +107,7 @@ def test_a_random_order_is_the_mean_of_several(model, images):
     assert torch.equal(found.shares, drawn[0].shares)
 
 
-def test_of_a_contrast_the_share_in_the_probability_of_two_classes_is_measured(model, images):
+def test_of_a_contrast_the_share_in_the_probability_of_two_classes_is_measured(model, images, monkeypatch):
     target, against = torch.tensor([1, 0, 2, 1]), torch.tensor([0, 3, 4, 2])
     found = faithfulness(model, images, random_maps(model, 1).expand(4, -1, -1), target, 2.0, against)
     logits, rows = model(images) / 2, torch.arange(4)
@@ -116,6 +116,9 @@ def test_of_a_contrast_the_share_in_the_probability_of_two_classes_is_measured(m
     torch.testing.assert_close(found.insertion[:, -1], expected, atol=1e-5, rtol=0)
     random = random_order(model, images, target, 2.0, against)
     torch.testing.assert_close(random.deletion[:, 0], expected, atol=1e-5, rtol=0)
+    monkeypatch.setattr("vitreous.explain.faithfulness.eval_batch_size", lambda config: 1)
+    apart = faithfulness(model, images, random_maps(model, 1).expand(4, -1, -1), target, 2.0, against)
+    torch.testing.assert_close(apart.deletion, found.deletion, atol=1e-5, rtol=0)
 
 
 def test_memory_is_bounded_by_small_batches():

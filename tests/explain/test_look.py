@@ -194,6 +194,19 @@ def test_the_picture_of_positions_is_no_strip(monkeypatch, grid, height):
     assert made[0].get_size_inches().tolist() == pytest.approx([7, height])
 
 
+def test_the_pictures_show_the_figures(monkeypatch):
+    made, alike = [], np.random.default_rng(0).random((2, 3, 2, 3))
+    monkeypatch.setattr("vitreous.plots.insight.save", lambda figure, path: made.append(figure.axes[0]))
+    plots.token_norms({"patches": np.array([[1.0, 2, 9], [3, 4, 8]])}, None)
+    assert list(made[-1].lines[0].get_ydata()) == [2, 4]  # the medians
+    plots.attention_distance(np.array([[0.0, 4], [1, 7]]), 3.0, None)
+    assert list(made[-1].lines[-1].get_ydata()) == [2, 4]  # the means
+    plots.position_similarity(alike, "", None)
+    tiles = made[-1].images[0].get_array()
+    for row, column in np.ndindex(2, 3):
+        np.testing.assert_array_equal(tiles[3 * row : 3 * row + 2, 4 * column : 4 * column + 3], alike[row, column])
+
+
 def test_the_answer_is_read_out_at_every_depth(model, images):
     seen = open_pass(model, images)
     early = early_answers(model, seen)
@@ -232,6 +245,8 @@ def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, m
     distance, similarity = attention_distance(bundle.model, seen), depth_similarity(bundle.model, seen)
     np.testing.assert_allclose(figures["attention_distance"], distance.mean(dim=0), atol=1e-3)
     np.testing.assert_allclose(figures["depth_similarity"], similarity.mean(dim=0), atol=1e-4)
+    early = early_answers(bundle.model, seen).double().mean(dim=0)
+    np.testing.assert_allclose(figures["early_answers"], early, atol=1e-4)
     norms = token_norms(bundle.model, seen)
     assert figures["token_norms"].keys() == norms.keys() == {"patches", "class token", "registers"}
     for kind, spread in figures["token_norms"].items():

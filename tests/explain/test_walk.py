@@ -15,11 +15,13 @@ from browser import CONTRAST, UNREADABLE, Browser
 from PIL import Image
 from tiny import CLASSES, tiny_bundle
 
-from vitreous.explain.attention import open_pass
+from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code, colored
+from vitreous.explain.methods import patch_map
 from vitreous.explain.walk import walk
 from vitreous.model.attention import attend, attention_weights
 from vitreous.model.vit import Block, Pool, ViT
+from vitreous.plots import overlay
 
 VOID = {"meta", "link", "img", "br"}
 MODELS = [
@@ -76,8 +78,8 @@ def test_the_page_is_whole_and_asks_nothing_of_the_network(photo, tmp_path, fiel
 @pytest.mark.parametrize("fields", MODELS, ids=str)
 def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
     bundle = replace(tiny_bundle(**fields), temperature=2.0)
-    reader = Reader(walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8"))
-    config = bundle.model.config
+    page = walk(bundle, photo, out=tmp_path / "page.html", device="cpu").read_text(encoding="utf-8")
+    reader, config = Reader(page), bundle.model.config
     for shape in (
         (1, config.channels, 8, 8), (1, config.tokens, 16), (1, config.heads, config.tokens, config.tokens),
         (1, config.heads, config.tokens, config.head_dim), (1, 3),
@@ -97,6 +99,18 @@ def test_shapes_and_answers_are_those_of_the_model(photo, tmp_path, fields):
             read = row[0] @ each
             caption = f"head {head}, at most {read[prefix:].max():.0%}"
             assert caption + (f" + {read[:prefix].sum():.0%}" if prefix else "") in reader.text
+    heads = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="head', page)
+    with torch.no_grad():
+        lens = [read_out(bundle.model, x).div(2).softmax(dim=1)[0].numpy() for x in seen.tokens]
+        maps = [heat for w in seen.attention for heat in patch_map(row[0] @ w[0], bundle.model).numpy()]
+    for drawn, heat in zip(heads, maps, strict=True):
+        pixels_drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn)))).astype(int)
+        assert np.abs(pixels_drawn - overlay(pixels[0].numpy() / 255, heat, 112)).max() <= 1
+    for depth, shares in enumerate(lens):
+        assert str(depth) + "".join(f"{shares[k]:.1%}" for k in np.argsort(-lens[-1])) in reader.text
+        told = "".join(f"{CLASSES[k]}{shares[k]:.1%}" for k in np.argsort(-shares))
+        assert depth == 0 or f"it would answer:{told}" in reader.text
+    assert not np.allclose(lens[0], lens[-1], atol=2e-3)
     after = config.norm_after_pool
     assert config.pool != "mean" or ("y = LN(1/N Σi zLi)" if after else "y = 1/N Σi LN(zLi)") in reader.text
     assert ("(B, N, D) → (B, 2 D) = (1, 32)" in reader.text) == (config.pool == "cls_mean")

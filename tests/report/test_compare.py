@@ -319,6 +319,13 @@ def test_the_ninth_of_many_recipes_has_the_first_ones_colour_and_a_dashed_line(r
     assert styles[8] == f"{styles[0]} dash" and len(set(styles)) == 9
 
 
+def test_curves_are_drawn_by_seconds_too(runs):
+    run = read_run(runs / "a")
+    run = replace(run, history=[row | {"seconds": 7.5 * i} for i, row in enumerate(run.history, start=1)])
+    told = re.findall(r"<title>seconds (\S+): ", compare._curves([run]))
+    assert told == [f"{7.5 * i:g}" for i in range(1, len(run.history) + 1)] * 2
+
+
 def test_a_run_in_the_home_folder_is_compared(runs, monkeypatch):
     monkeypatch.setenv("HOME", str(runs))
     assert read_run("~/a").results == read_run(runs / "a").results

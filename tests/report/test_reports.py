@@ -2,6 +2,7 @@
 
 import html.parser
 import io
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -24,7 +25,7 @@ from vitreous.model import ViTConfig
 from vitreous.recipe import make_recipe, read_recipe
 from vitreous.report import answers, evaluation_report, train_report
 from vitreous.report.answers import _coverage, _figure, answer_sections, results_section
-from vitreous.report.pictures import cheap_method, how_to_read
+from vitreous.report.pictures import cheap_method, heated, how_to_read, picture
 from vitreous.train import outcome
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
@@ -158,6 +159,19 @@ def test_the_samples_carry_the_targets_that_were_trained_on(trained):
     assert shares and all(a >= b and a + b in (99, 100, 101) for a, b in shares)
 
 
+def test_a_sample_stands_above_its_target(trained, tmp_path):
+    copytree(trained.folder, tmp_path / "run")
+    images, targets = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
+    train_report(tmp_path / "run", trained.bundle, {}, trained.results, (images, targets))
+    pixels, names = (images * 255).round().byte().numpy(), trained.bundle.class_names
+    expected = [(sources(picture(each, ""))[0], names[k]) for each, k in zip(pixels, targets, strict=True)]
+    assert [(image["src"], image["alt"]) for image in Page(tmp_path / "run" / "report.html").images] == expected
+
+
+def sources(markup: str) -> list[str]:
+    return re.findall(r'src="([^"]*)"', markup)
+
+
 def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
     def speaks(bundle, pixels, classes, method, others):
         assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (1, 8, 8) and method == "integrated_gradients"
@@ -176,6 +190,10 @@ def test_maps_stand_beside_the_images_they_explain(trained, monkeypatch):
         expected.append((answer, second if answer == truth else truth))
         right.add(answer == truth)
     assert asked == expected and right == {True, False}
+    shown = judged.images.read(np.array(order_of(judged)), judged.bundle.preprocess)
+    maps = torch.from_numpy(shown).float().mean(dim=1).numpy()  # what `speaks` returns
+    both = ((picture(image, ""), picture(heated(image, heat), "")) for image, heat in zip(shown, maps, strict=True))
+    assert sources(body) == sources("".join(itertools.chain(*both)))
 
 
 def test_a_large_model_is_explained_in_one_pass():
@@ -235,6 +253,20 @@ def test_trained_weights_are_named_as_the_start(tmp_path, probe, words):
     page, _ = written(tmp_path, tiny_set(), make_recipe(fields | {"start": start}, "test"))
     assert f"{words} source on 36 images of 3 classes." in page.text and "from scratch" not in page.text
     assert ("The head was fitted in one go" in page.text) == probe
+
+
+def test_the_confusion_table_has_a_row_a_class():
+    counts = np.array([[3, 1, 0], [0, 4, 0], [2, 0, 0]])
+    table = answers._matrix(counts, ("ant", "bee", "cat"))
+    rows = re.findall(r'<tr><th scope="row"[^>]*>(\w+)</th>(.*?)</tr>', table)
+    cells = [
+        re.findall(r'<td class="(\w+)"(?: style="--s:([\d.]+)")? title="([^"]*)">(\d+)</td>', cells)
+        for _, cells in rows
+    ]
+    assert [name for name, _ in rows] == ["ant", "bee", "cat"]
+    assert [[int(count) for *_, count in row] for row in cells] == counts.tolist()
+    assert cells[0][0][:2] == ("right", "0.75")
+    assert cells[0][1][:3] == ("wrong", "0.50", "ant, answered bee: 25.0%") and cells[1][0][0] == "none"
 
 
 def test_classes_pairs_and_curves_are_those_that_were_counted(trained):

@@ -238,6 +238,7 @@ def test_the_name_of_a_column_finds_no_groups_in_paths(tmp_path, caplog):
         ({"split_seed": 3}, False, "data.split_seed=0", "model/model.safetensors"),
         ({"val_fraction": 0.5}, False, "data.val_fraction=0.25", ""),
         ({"group": r"(\d)\.png$"}, False, "data.group=null", ""),
+        ({"val_fraction": 0.0}, False, "", ""),
         ({}, False, "", ""),
     ],
 )
@@ -261,6 +262,16 @@ def test_what_is_held_out_should_be_new_to_the_weights(tmp_path, caplog, changes
         assert not told or "validation images are among those that" not in caplog.text  # once is enough
         log = tmp_path / "more" / "train.log"
         assert told == (log.exists() and "some validation images are among what it saw" in log.read_text())
+
+
+def test_validation_images_that_the_set_brings_are_none_that_the_weights_saw(tmp_path, caplog):
+    for seed, split in enumerate(("train", "val")):
+        write_images(tmp_path / "photos" / split, 8, seed=seed)
+    source = {"source": str(tmp_path / "photos")}
+    fit(tiny_recipe(epochs=1, data=source), out=tmp_path / "run", **quiet())
+    fields = {"epochs": 1, "precision": "float32", "optim": {"batch_size": 8}, "data": source | {"split_seed": 3}}
+    fit(make_recipe(fields | {"start": {"weights": str(tmp_path / "run")}}, "test"), out=tmp_path / "more", **quiet())
+    assert "among what it saw" not in caplog.text
 
 
 def test_images_that_the_weights_learnt_from_are_told_where_they_have_moved(tmp_path, caplog):

@@ -36,6 +36,15 @@ def test_what_a_pass_had_seen_before_is_not_counted_as_speed(monkeypatch):
     assert text.getvalue().endswith("  85 s left\n")  # after 40 s and 320 of 1,000 steps
 
 
+def test_a_further_epoch_is_counted_from_its_first_image(monkeypatch):
+    text, clock = io.StringIO(), iter([0, 40, 80])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    display = progress.Display(Console(file=text, width=200), Recipe(epochs=2), 500, torch.device("cpu"), State())
+    display.step(State(step=500, images=4_000), loss=1.0, top1=0.5)
+    display.step(State(epoch=1, step=100, images=800), loss=1.0, top1=0.5)
+    assert "epoch 2/2 step 100/500  20 images/s" in text.getvalue()
+
+
 def test_the_bar_is_full_when_the_time_is_up(monkeypatch):
     clock = iter([100, 110, 130, 170])
     console = Console(file=io.StringIO(), force_terminal=True)

@@ -1713,6 +1713,10 @@ def test_the_commit_of_the_code_is_kept(tmp_path, monkeypatch):
     code.parent.mkdir(parents=True)
     code.write_text("")
     monkeypatch.setattr(folder_module, "__file__", str(code))
+    for name in [name for name in os.environ if name.startswith("GIT_")]:  # as of a hook, whose repository is another
+        monkeypatch.delenv(name)
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
     assert folder_module.commit() is None
 
     def git(*words):

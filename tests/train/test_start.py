@@ -80,6 +80,19 @@ def test_all_weights_are_trained(started, source):
     assert changed(started(), source) == sorted(load_file(source / "model.safetensors"))
 
 
+def test_a_head_with_a_hidden_layer_is_new_and_follows_the_seed(tmp_path):
+    tiny_bundle().save(tmp_path / "own")
+
+    def hidden(seed, callers):
+        torch.manual_seed(callers)
+        fields = {"epochs": 1, "seed": seed, "start": {"weights": str(tmp_path / "own")}, "model": {"head_hidden": 4}}
+        start = load_start(make_recipe(fields, "test"), CLASSES)
+        assert start.model.config.head_hidden == 4 and start.facts["new_head"]
+        return next(w for name, w in start.model.named_parameters() if name.startswith("head") and w.shape[0] == 4)
+
+    assert torch.equal(hidden(0, 1), hidden(0, 2)) and not torch.equal(hidden(0, 1), hidden(3, 1))
+
+
 def test_a_head_of_the_same_classes_is_kept_and_one_of_others_is_not(started, tmp_path):
     for names in (CLASSES, ("x", "y", "z")):
         bundle = tiny_bundle(seed=1, classes=names, head_hidden=4)

@@ -51,6 +51,17 @@ def test_a_process_that_compiles_nothing_waits_for_those_that_do(at):
     assert asked == [(0,), (3,)] and clock.state.compile_seconds == 14
 
 
+def test_compiling_is_told_when_it_takes_more_than_a_third_of_the_time(at, caplog):
+    clock = Clock(State(), tiny_recipe(time_limit=60.0), ALONE)
+    for begun, ended, told in ((0, 5, False), (10, 25, False), (30, 31, True)):  # 5, 20 and 21 s in all
+        at(begun)
+        clock.start_step()
+        at(ended)
+        clock.warmed(True)
+        assert ("compiling took" in caplog.text) is told
+    assert "compiling took 21 of the 60 s of time_limit" in caplog.text
+
+
 def test_the_other_processes_decide_with_this_one(at):
     """Which has seen no signal, and whose clock is behind theirs."""
     clock = Clock(State(), tiny_recipe(time_limit=10.0), SimpleNamespace(max=lambda *_: [1.0, 61.0, 0.6, 10.0]))
