@@ -1,5 +1,7 @@
 """Deletion and insertion curves: what is taken away when, and how the area is counted."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -116,7 +118,8 @@ def test_of_a_contrast_the_share_in_the_probability_of_two_classes_is_measured(m
     torch.testing.assert_close(found.insertion[:, -1], expected, atol=1e-5, rtol=0)
     random = random_order(model, images, target, 2.0, against)
     torch.testing.assert_close(random.deletion[:, 0], expected, atol=1e-5, rtol=0)
-    monkeypatch.setattr("vitreous.explain.faithfulness.eval_batch_size", lambda config: 1)
+    module = importlib.import_module("vitreous.explain.faithfulness")  # whose name is also that of the function
+    monkeypatch.setattr(module, "eval_batch_size", lambda config: 1)
     apart = faithfulness(model, images, random_maps(model, 1).expand(4, -1, -1), target, 2.0, against)
     torch.testing.assert_close(apart.deletion, found.deletion, atol=1e-5, rtol=0)
 
