@@ -237,7 +237,7 @@ def test_the_title_says_what_the_filters_are(tmp_path, monkeypatch, caplog, fiel
 @torch.no_grad()
 def test_figures_are_of_all_images_however_many_are_passed_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.explain.explanations.BUDGET", 1)
-    bundle, data = tiny_bundle(registers=2, depth=2), tiny_set()
+    bundle, data = tiny_bundle(registers=2, depth=2, seed=1), tiny_set()  # whose early answers differ
     figures = look(bundle, data, out=tmp_path, count=5, device="cpu")
     pixels = data.test.evenly(5).images.read(np.arange(5), bundle.preprocess)
     seen = open_pass(bundle.model, bundle.preprocess.normalise(torch.from_numpy(pixels)))
