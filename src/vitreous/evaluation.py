@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.check import are_among, copies_among, differs, digest_of, first_page_alone
+from vitreous.data.check import altered, are_among, copies_among, differs, digest_of, first_page_alone
 from vitreous.data.divide import groups_if_any
 from vitreous.data.images import ImageSet, Split, match_labels
 from vitreous.data.loaders import Batches, Progress
@@ -322,8 +322,7 @@ def learnt_hashes(run: Trained) -> np.ndarray:
 
 def _others(judged: Judged, folder: Path) -> bool:
     """Whether a run's own images, if decoded, differ from the hash in its `data.json`."""
-    recorded = read_json(folder / "data.json")["hash"].get(judged.name)
-    return recorded is not None and judged.digest not in (None, recorded)
+    return altered(read_json(folder / "data.json"), judged.name, judged.digest)
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:

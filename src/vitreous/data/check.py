@@ -140,6 +140,11 @@ def differs(image_set: ImageSet, record: dict, *, test: bool = True) -> bool:
     return list(image_set.class_names) != record["classes"] or listed != recorded
 
 
+def altered(record: dict, name: str, digest: str | None) -> bool:
+    """Whether a split's `digest_of`, if it has one, is not the one in the set's `summary`, if that has one."""
+    return None not in (digest, before := record["hash"].get(name)) and digest != before
+
+
 def _per_class(splits: dict, classes: int) -> dict[str, list[int]]:
     return {name: np.bincount(split.labels, minlength=classes).tolist() for name, split in splits.items()}
 

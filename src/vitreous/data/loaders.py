@@ -37,6 +37,7 @@ COPIED = 16 << 20  # bytes of pixels copied at a time
 PART = 32  # images decoded at a time
 FITTING = 4  # bumped when `Preprocess` changes how it fits images, so that older decoded images are not used
 ABANDONED = 86_400  # seconds after which an unfinished file is that of a process that was killed
+SKIPPING = "data.skip_broken=true to train, else --skip-broken"
 REPORTED = 20  # broken images that are logged individually
 START = "fork" if sys.platform == "linux" else None  # Python 3.14's own way imports all anew in each worker and pass
 ELSEWHERE = "VITREOUS_CACHE can name another folder"
@@ -320,9 +321,7 @@ def _decode_all(
 
 def _met(error: BrokenImage) -> BrokenImage:
     """What to say of a broken image that is met on the way, in a set that is not decoded beforehand."""
-    return BrokenImage(
-        f"{error}: repair it; or begin again without it, or with data.skip_broken=true to train, else --skip-broken"
-    )
+    return BrokenImage(f"{error}: repair it; or begin again without it, or with {SKIPPING}")
 
 
 def _report(broken: list[str], total: int, skip: bool) -> None:
@@ -331,9 +330,7 @@ def _report(broken: list[str], total: int, skip: bool) -> None:
         return
     if not skip:
         more = f" (and {len(broken) - 1} more of {total} images)" if len(broken) > 1 else ""
-        raise BrokenImage(
-            f"{broken[0]}{more}: repair or remove it, or skip it: data.skip_broken=true to train, else --skip-broken"
-        )
+        raise BrokenImage(f"{broken[0]}{more}: repair or remove it, or skip it: {SKIPPING}")
     for message in broken[:REPORTED]:
         log.warning("cannot read %s", message)
     if len(broken) == total:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vitreous.data.check import differs, digest_of
+from vitreous.data.check import altered, differs, digest_of
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.loaders import cache_folder, decode
@@ -133,10 +133,10 @@ def finished(own: Path, part: Recipe, data: ImageSet) -> dict[str, Any] | None:
         return None
     divided, record = data.divided(part.data), read_json(own / "data.json")
     changed = differs(divided, record)
-    if not changed and (before := record["hash"].get("test")) is not None:  # of other images some were learnt from
+    if not changed and "test" in record["hash"]:  # of other images some were learnt from
         preprocess = Bundle.load(own / "model").preprocess
         test = decode(divided.test, preprocess, cache=cache_folder(), skip_broken=part.data.skip_broken)
-        changed = digest_of(test.images, test.labels) not in (None, before)
+        changed = altered(record, "test", digest_of(test.images, test.labels))
     if changed:
         raise ValueError(f"the data is not what {own} was trained on: resume with the same images")
     results, start, teacher = read_json(own / "results.json"), part.start, part.distill.teacher
