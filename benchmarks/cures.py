@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from measure import RESULTS, machine, save, trained
 
-from vitreous.card import read_history
 from vitreous.data.images import ImageSet
 from vitreous.data.sources import load
+from vitreous.files import read_history
 from vitreous.recipe import Recipe, make_recipe
 from vitreous.train.run import fit
 

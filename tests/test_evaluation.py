@@ -85,10 +85,10 @@ def test_test_is_the_split_unless_another_is_named(bundle):
 
 def test_without_test_images_those_for_validation_are_judged_else_all(bundle):
     data = replace(tiny_set(), val=tiny_set().test, test=None)
-    assert data.judged == "val" and evaluate(bundle, data, **EXACT)["count"] == 12
+    assert data.default_split == "val" and evaluate(bundle, data, **EXACT)["count"] == 12
     data = replace(data, val=None)
-    assert data.judged == "train" and judge_run(bundle, data, **EXACT).name == "given"
-    assert tiny_set().judged == "test"
+    assert data.default_split == "train" and judge_run(bundle, data, **EXACT).name == "given"
+    assert tiny_set().default_split == "test"
 
 
 def test_logits_and_labels_come_with_the_figures(bundle):

@@ -357,7 +357,7 @@ def test_resolve_leaves_alone_what_the_recipe_gives():
 
 def test_resolve_refuses_another_number_of_classes():
     with pytest.raises(
-        ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: set that, or leave it out$"
+        ValueError, match=r"^model.num_classes is 9 but the data has 7 classes: set it to 7, or leave it out$"
     ):
         tiny_recipe(model={"num_classes": 9}).resolve(image_size=(8, 8), channels=1, num_classes=7)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vitreous.data.sources import HUB, NAMED
-from vitreous.files import read_csv, read_json, replace_file, write_json
+from vitreous.files import read_json, replace_file, write_json
 from vitreous.metrics import NAMES, figure_text, top1_interval
 from vitreous.recipe import Recipe, effective, read_recipe
 from vitreous.weights.bundle import WEIGHTS, Bundle, is_shipped, read_config
@@ -278,13 +278,3 @@ def hardware(environment: dict[str, Any]) -> str:
         return f"{'one' if processes == 1 else processes} {environment['device']}"
     threads = f"{environment['threads']} thread{'s' * (environment['threads'] > 1)}"
     return f"{environment['processor']}, {f'{processes} processes of ' * (processes > 1)}{threads}"
-
-
-def read_history(run: Path) -> list[dict[str, float]]:
-    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file. Raises ValueError for others."""
-    file = run / "metrics.csv"
-    rows = read_csv(file, ("epoch", "seconds")) if file.is_file() else []
-    try:
-        return [{key: float(value) for key, value in row.items()} for row in rows]
-    except ValueError as error:
-        raise ValueError(f"{file} has something else than numbers ({error}): save it as it was") from error

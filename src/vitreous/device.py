@@ -10,11 +10,13 @@ import sysconfig
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-PRECISIONS = ("auto", "float32", "bf16", "float16")
+Precision = Literal["auto", "float32", "bf16", "float16"]
+PRECISIONS = get_args(Precision)
 NO_MPS = (
     "Apple's GPU (mps) has not been tried, and torch's gradients of batch norm in a stem are reported to be wrong on "
     "it (https://github.com/pytorch/pytorch/issues/175189): train on the CPU"
@@ -97,7 +99,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cpu":
         features = torch.cpu.get_capabilities()
         intel = features.get("cpu_name", "").startswith("Intel")
-        return bool(features.get("amx_bf16") or (features.get("avx512_bf16") and not intel))
+        return has_amx() or bool(features.get("avx512_bf16") and not intel)
     return False
 
 

@@ -244,7 +244,7 @@ def judge_run(
     folder, options = record_of(run)
     image_set = own_data(run) if data is None else load(data, skip_broken=skip_broken)
     whole = data is not None and split is None and len(image_set.splits) == 1
-    split = image_set.judged if split is None else split
+    split = image_set.default_split if split is None else split
     asked = as_known(bundle, image_set, split)
     if data is not None and (stacks := first_page_alone(asked.images)):  # of a run's own, it was told in training
         log.warning("%s", stacks)
@@ -256,7 +256,7 @@ def judge_run(
         name="given" if whole else split,
         options=options.model_copy(update={"skip_broken": skip_broken or image_set.skip_broken}),
     )
-    if bundle.calibrated_on is None:  # of a run that did not note it yet
+    if bundle.calibrated_on is None:  # not noted: an older run, images not decoded, or no temperature fitted
         calibrated_here = data is None and split == "val"
     else:
         calibrated_here = bundle.calibrated_on == judged.digest
@@ -266,7 +266,7 @@ def judge_run(
     caution = copies_among(judged.images, among, f"these {len(judged.images)}", "the model")
     if own and data is not None:
         caution = f"{image_set.source} is what the model learnt from: its figures will be too good"
-    elif data is None and _others(judged, folder):
+    elif data is None and altered(read_json(folder / "data.json"), judged.name, judged.digest):
         caution = (
             f"these are not the {split} images of the run, or in another order: were files changed or renamed, or "
             "decoded by another version of Pillow? Some may be among those that it learnt from"
@@ -318,11 +318,6 @@ def learnt_hashes(run: Trained) -> np.ndarray:
     if (folder := find_record(run)) is None or not (folder / TRAIN_HASHES).is_file():
         return np.empty(0, np.uint64)
     return np.fromfile(folder / TRAIN_HASHES, np.uint64)
-
-
-def _others(judged: Judged, folder: Path) -> bool:
-    """Whether a run's own images, if decoded, differ from the hash in its `data.json`."""
-    return altered(read_json(folder / "data.json"), judged.name, judged.digest)
 
 
 def as_known(bundle: Bundle, image_set: ImageSet, split: str) -> Split:

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and checks that nothing else is overwritten."""
+"""Paths, reading and atomic writing of files, and checks that nothing else is overwritten."""
 
 import codecs
 import csv
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from vitreous.messages import first_line
 
 PART = ".part"
+EXPLANATION = "target_probability"  # the key that marks the JSON file of an explanation
 BESIDE_RECIPE = ("data.json", "results.json", "fold-1")  # one of these tells a run from a lone recipe
 
 
@@ -116,6 +117,16 @@ def read_csv(path: Path, head: Iterable[str]) -> list[dict[str, str]]:
     return rows
 
 
+def read_history(run: Path) -> list[dict[str, float]]:
+    """The rows of a run's metrics.csv, one per epoch; empty if there is no such file. Raises ValueError for others."""
+    file = run / "metrics.csv"
+    rows = read_csv(file, ("epoch", "seconds")) if file.is_file() else []
+    try:
+        return [{key: float(value) for key, value in row.items()} for row in rows]
+    except ValueError as error:
+        raise ValueError(f"{file} has something else than numbers ({error}): save it as it was") from error
+
+
 def _is_stream(path: Path) -> bool:
     """Whether it is a pipe, a device or the command's own output, which must not be replaced by a file."""
     return path.parent == Path("/dev") or (path.exists() and not path.is_file())
@@ -125,8 +136,8 @@ def check_file(path: Path, suffix: str, mark: str | None) -> None:
     """Raises ValueError if writing a file with this suffix to `path` would overwrite something else.
 
     The path must not be a folder, a file of another kind or in the folder of a run, trained model or evaluation. An
-    existing file must contain `mark`, which shows that one of our commands wrote it, a table as the first line; None:
-    the file is appended to. The place must be one that can be written to.
+    existing file must contain `mark`, which shows that one of our commands wrote it; a .csv has it as its first line.
+    mark None: the file is appended to, so what it holds does not matter. The place must be one that can be written to.
     """
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file, such as {path / f'new{suffix}'}")

@@ -34,7 +34,7 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """A text with its control characters written as \\n, \\x1b and the like, as a terminal would obey them."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
@@ -77,7 +77,7 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def shorten(names: Iterable[str], most: int = 4) -> str:
-    """A list of names that fits one line."""
+    """The first `most` names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -260,18 +260,18 @@ class Reliability(NamedTuple):
     """Share of the answers that is right."""
 
 
-def reliability(logits: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+def reliability(logits: Tensor, labels: Tensor) -> Reliability:
     """How often answers are right, by confidence: logits (N, K), labels (N,)."""
     confidence, answers = logits.double().softmax(dim=1).max(dim=1)
-    rows = _bin_of(confidence, bins)
-    count = torch.bincount(rows, minlength=bins).double()
-    sure = torch.bincount(rows, weights=confidence, minlength=bins) / count.clamp(min=1)
-    right = torch.bincount(rows, weights=(answers == labels).double(), minlength=bins) / count.clamp(min=1)
+    rows = _bin_of(confidence)
+    count = torch.bincount(rows, minlength=BINS).double()
+    sure = torch.bincount(rows, weights=confidence, minlength=BINS) / count.clamp(min=1)
+    right = torch.bincount(rows, weights=(answers == labels).double(), minlength=BINS) / count.clamp(min=1)
     return Reliability(count.long().numpy(), sure.numpy(), right.numpy())
 
 
-def _bin_of(confidence: Tensor, bins: int) -> Tensor:
-    return (confidence * bins).ceil().long().clamp(1, bins) - 1
+def _bin_of(confidence: Tensor) -> Tensor:
+    return (confidence * BINS).ceil().long().clamp(1, BINS) - 1
 
 
 def calibration_error(bins: Reliability) -> float:
@@ -287,7 +287,7 @@ def chance_error(logits: Tensor, worth: float | None = None) -> tuple[float, flo
     it is above 0 by chance. worth: the `effective_count` of images in groups, by whose root both are larger.
     """
     confidence = logits.double().softmax(dim=1).amax(dim=1)
-    rows, generator = _bin_of(confidence, BINS), torch.Generator().manual_seed(0)
+    rows, generator = _bin_of(confidence), torch.Generator().manual_seed(0)
     errors = torch.zeros(DRAWS, dtype=torch.float64)
     for i in range(DRAWS):
         surprise = confidence - torch.bernoulli(confidence, generator=generator)

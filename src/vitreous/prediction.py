@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 from vitreous.data.folders import files_below
 from vitreous.data.images import Split
 from vitreous.data.loaders import Batches
-from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reason
+from vitreous.data.stores import BrokenImage, FileImages, Images, as_pixels, as_text, open_picture, reading
 from vitreous.device import autocast, cores, pick_precision
 from vitreous.files import path_of, write_csv
-from vitreous.messages import plain
+from vitreous.messages import printable
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle
@@ -236,14 +237,10 @@ def _is_one(images: Iterable[Asked] | Asked) -> bool:
 def read_image(image: Asked, preprocess: Preprocess, row: int | None = None) -> np.ndarray:
     """One image as uint8 (C, H, W) of the model's size. row: of many. Raises BrokenImage."""
     if isinstance(image, bytes | Image.Image | np.ndarray | Tensor):
-        try:
+        with reading(partial(image_name, image, row)):  # an opened file is only decoded here
             if isinstance(image, np.ndarray | Tensor):
                 return np.array(preprocess.fit_array(as_pixels(image[None])[0]), order="C")  # not a view of theirs
             return preprocess.fit_image(open_picture(io.BytesIO(image)) if isinstance(image, bytes) else image)
-        except MemoryError:  # not the image's fault
-            raise
-        except Exception as error:  # an opened file is only decoded here
-            raise BrokenImage(f"{image_name(image, row)}: {reason(error)}") from error
     if isinstance(image, StoredImage):
         return image.images.read([image.row], preprocess)[0]
     if not isinstance(image, Path | str):
@@ -290,10 +287,10 @@ def write_text(predictions: Iterable[Prediction], file: TextIO) -> None:
     """One line per image: its likeliest classes with their probabilities."""
     for prediction in predictions:
         classes = "  ".join(
-            f"{plain(' '.join(name.split()))} {p:.1%}"
+            f"{printable(' '.join(name.split()))} {p:.1%}"
             for name, p in zip(prediction.classes, prediction.probabilities, strict=True)
         )
-        print(f"{plain(prediction.image)}: {classes}", file=file)
+        print(f"{printable(prediction.image)}: {classes}", file=file)
 
 
 def write_json_lines(predictions: Iterable[Prediction], file: TextIO) -> None:

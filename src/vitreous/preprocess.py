@@ -94,7 +94,9 @@ class Preprocess(BaseModel):
             return array
         channels = array.shape[0]
         if not same_channels(channels, self.channels):
-            raise ValueError(f"the images have {channels} channels, the model takes {self.channels}")
+            raise ValueError(
+                f"the images have {channels} channels, the model takes {self.channels}: give images of so many"
+            )
         if channels == 3:
             return self.fit_image(Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0))))
         planes = np.stack([np.asarray(self._resize(Image.fromarray(plane))) for plane in array])
@@ -107,10 +109,7 @@ class Preprocess(BaseModel):
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images must be uint8, or float in 0..1, not {images.dtype}")
         affine = _affine.__wrapped__ if torch.compiler.is_compiling() else _affine  # a graph keeps constants of its own
-        if images.dtype == torch.uint8:
-            scale, shift = affine(self.mean, self.std, 255, images.device)
-            return images.float().mul_(scale).add_(shift)
-        scale, shift = affine(self.mean, self.std, 1, images.device)
+        scale, shift = affine(self.mean, self.std, 255 if images.dtype == torch.uint8 else 1, images.device)
         return (images.float() * scale).add_(shift)
 
     def _resize(self, image: Image.Image) -> Image.Image:

@@ -115,7 +115,9 @@ def test_splits_that_cannot_be_read_alike_are_refused_at_once():
     gray, colour, five = (np.zeros((4, 8, 8, channels), np.uint8) for channels in (1, 3, 5))
     labels = [0, 1, 0, 1]
     assert ImageSet.from_arrays(gray, labels, test=(colour, labels)).test.images.channels == 3  # turned gray
-    with pytest.raises(ValueError, match=r"^test has images of 5 channels, train of 1: give them the same$"):
+    with pytest.raises(
+        ValueError, match=r"^test has images of 5 channels, train of 1: give all splits the same number$"
+    ):
         ImageSet.from_arrays(gray, labels, test=(five, labels))
     with pytest.raises(ValueError, match=r"^val is a ndarray: give a pair \(val_images, val_labels\)"):
         ImageSet.from_arrays(gray, labels, val=gray)

@@ -264,6 +264,16 @@ def test_preprocessing_that_ours_cannot_do_is_refused(changes, reason):
     assert str(caught.value) == f"preprocessor_config.json {reason}"
 
 
+def test_what_to_do_about_preprocessing_that_ours_cannot_do_is_told(tmp_path):
+    made(tmp_path, *KINDS["vit"])
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said | {"do_resize": False}))
+    with pytest.raises(
+        ValueError, match=r"does not resize images to one size: give another model, or correct that file$"
+    ):
+        load_weights(tmp_path)
+
+
 def test_preprocessing_that_does_not_normalise_leaves_pixels_in_0_to_1():
     said = {"size": 32, "image_mean": [0.4] * 3, "image_std": [0.2] * 3, "do_normalize": False}
     preprocess = from_huggingface.read_preprocessing(said)

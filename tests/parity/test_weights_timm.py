@@ -139,7 +139,7 @@ def test_images_are_prepared_as_timm_prepares_them(size):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"global_pool": "avg"}, "class_token True with global_pool 'avg': the head must read the class token"),
+        ({"global_pool": "avg"}, "class_token True with global_pool 'avg', but the head must read the class token"),
         ({"global_pool": "map"}, "global_pool 'map' is not one of token, avg"),
         ({"pre_norm": True}, "our ViT has nothing for timm's pre_norm=True"),
         ({"act_layer": "relu"}, "act_layer 'relu' is not one of gelu, gelu_tanh"),
@@ -149,7 +149,7 @@ def test_what_our_model_cannot_be_is_refused_by_its_part(tmp_path, changes, reas
     made(tmp_path, **changes)
     with pytest.raises(ValueError) as caught:
         load_weights(tmp_path)
-    assert str(caught.value) == f"{tmp_path / 'config.json'}: {reason}"
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {reason}: give another model"
 
 
 def test_a_cut_that_ours_cannot_make_is_refused(tmp_path):
@@ -157,7 +157,9 @@ def test_a_cut_that_ours_cannot_make_is_refused(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["pretrained_cfg"]["crop_mode"] = "border"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"config\.json: crop_mode 'border' is not one of center, squash$"):
+    with pytest.raises(
+        ValueError, match=r"config\.json: crop_mode 'border' is not one of center, squash: give another model$"
+    ):
         load_weights(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_without_a_gpu_the_recipe_for_this_cpu_is_taken_and_said(monkeypatch, de
     monkeypatch.setattr(choose, "recipe_names", lambda: ["digits", "digits-amx", "digits-cpu"])
     monkeypatch.setattr(choose, "pick_device", torch.device)
     monkeypatch.setattr(choose, "has_wide_bf16", lambda: amx)
-    monkeypatch.setattr(choose, "read_recipe", lambda asked, _: found if asked == name else None)
+    monkeypatch.setattr(choose, "read_recipe", lambda asked, told: found if asked == name else read_recipe(asked, told))
     recipe, _, said = choose_recipe("digits", None, [], device=device)
     assert recipe.optim == found.optim and said == reason
 

@@ -161,7 +161,9 @@ def test_groups_of_each_class_validate(tmp_path, seed):
     assert not sides[0] & sides[1] and len(divided.train) + len(divided.val) == len(mixed.train)
     assert set(divided.train.labels) == {0, 1, 2, 3} and set(divided.val.labels) == {0, 1, 3}  # emu is one animal
     assert len(divided.val) <= 0.25 * len(mixed.train)
-    with pytest.raises(ValueError, match=r"leaves no group to hold out, .*: use another, or set data.val_fraction=0$"):
+    with pytest.raises(
+        ValueError, match=r"leaves no group to hold out, .*: use another data.group, or set data.val_fraction=0$"
+    ):
         even.with_validation(0.1, seed, "/")
 
 

@@ -201,7 +201,7 @@ def test_a_kernel_is_updated_as_its_matrix_of_output_channels_whatever_its_memor
     assert kernel.is_contiguous(memory_format=torch.channels_last)
 
 
-class Replayed(optim.Recorded):
+class Replayed(optim.CapturedUpdate):
     """Without CUDA: its graph, too, sees only the tensors that it was made with."""
 
     def __init__(self, update, gradients):
@@ -213,7 +213,7 @@ class Replayed(optim.Recorded):
 def test_recorded_steps_are_those_that_are_not(monkeypatch, where):
     """A state of two steps earlier is loaded at the sixth; what was recorded must not go on with the one before."""
     if where == "cpu":
-        monkeypatch.setattr(optim, "Recorded", Replayed)
+        monkeypatch.setattr(optim, "CapturedUpdate", Replayed)
     settings, found, counts = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}, [], []
     for recording in ((where,), ()):
         monkeypatch.setattr(optim, "RECORDING", recording)

@@ -213,7 +213,7 @@ def test_a_run_does_not_go_on_from_other_weights(started, source):
     started("cut", on_step=lambda *_: os.kill(os.getpid(), signal.SIGINT))
     weights = load_file(source / "model.safetensors")
     save_file({name: value + 1 for name, value in weights.items()}, source / "model.safetensors")
-    with pytest.raises(ValueError, match=r"source is not what .*cut started from: put that back"):
+    with pytest.raises(ValueError, match=r"source is not what .*cut started from: name the weights it had"):
         started("cut", resume=True, data=tiny_set())
 
 
@@ -224,7 +224,9 @@ def test_a_run_goes_on_where_its_weights_have_moved_and_not_without_them(started
     again = {"out": tmp_path / "cut", "resume": True, "pictures": False, "console": Console(file=io.StringIO())}
     with pytest.raises(ValueError, match=r"^no model '.*source' here"):
         fit(recipe, tiny_set(), **again)
-    with pytest.raises(ValueError, match=r"^start.weights None is not what .*cut started from: put that back"):
+    with pytest.raises(
+        ValueError, match=r"^start.weights None is not what .*cut started from: name the weights it had"
+    ):
         fit(recipe.with_options("start", weights=None), tiny_set(), **again)
     run = fit(recipe.with_options("start", weights=str(moved)), tiny_set(), **again)
     assert run.results["start"]["weights"] == str(moved)

@@ -158,7 +158,7 @@ def test_a_run_goes_on_with_the_same_teacher_only_bit_for_bit(taught, tmp_path):
     assert taught("cut", on_step=stop_in_step_2).results is None
     own = Bundle.load(tmp_path / "teacher")
     tiny_bundle(seed=4).save(tmp_path / "teacher")
-    with pytest.raises(ValueError, match=r"teacher is not the teacher that .*cut had: put that back"):
+    with pytest.raises(ValueError, match=r"teacher is not the teacher that .*cut had: name that one"):
         taught("cut", resume=True)
     own.save(tmp_path / "teacher")
     with pytest.raises(ValueError, match=r"^distill\.teacher None is not the teacher that .*cut had"):

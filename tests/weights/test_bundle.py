@@ -179,11 +179,11 @@ def test_weights_that_do_not_fit_the_config_are_named(saved, change, message):
         ),
         (
             lambda c: c["preprocess"].update(image_size=[12, 12]),
-            "preprocessing makes images of 1 x 12 x 12, the model reads 1 x 8 x 8: give that of this model",
+            "preprocessing makes images of 1 x 12 x 12, the model reads 1 x 8 x 8: give this model's own",
         ),
         (
             lambda c: c["preprocess"].update(mean=[0.5] * 3, std=[0.5] * 3),
-            "preprocessing makes images of 3 x 8 x 8, the model reads 1 x 8 x 8: give that of this model",
+            "preprocessing makes images of 3 x 8 x 8, the model reads 1 x 8 x 8: give this model's own",
         ),
     ],
     ids=["a name too few", "a name too many", "another size", "other channels"],

@@ -18,7 +18,7 @@ from vitreous.cli.insight import explain, look, walk
 from vitreous.cli.overview import compare, doctor, recipes, settings, summary
 from vitreous.cli.sharing import export, push
 from vitreous.cli.training import no_such_option, train
-from vitreous.messages import first_line, lacks_memory, plain
+from vitreous.messages import first_line, lacks_memory, printable
 
 WAYS_OUT = {
     errno.EACCES: "allow it, as by chmod, or name another place",
@@ -143,5 +143,7 @@ def _say_stopped() -> None:
 def _refuse(message: str) -> NoReturn:
     """End with one line and exit code 2; where several processes run, all but the main one say which they are."""
     rank = os.environ.get("RANK", "0")
-    print(f"vitreous{'' if rank == '0' else f', process {rank}'}: {plain(' '.join(message.split()))}", file=sys.stderr)
+    print(
+        f"vitreous{'' if rank == '0' else f', process {rank}'}: {printable(' '.join(message.split()))}", file=sys.stderr
+    )
     sys.exit(2)

@@ -149,7 +149,7 @@ def predict(
     from vitreous.data.check import first_page_alone
     from vitreous.data.stores import FileImages
     from vitreous.files import check_file
-    from vitreous.messages import plain
+    from vitreous.messages import printable
     from vitreous.prediction import TABLE, write_json_lines, write_table, write_text
     from vitreous.prediction import predict as ask
 
@@ -161,7 +161,7 @@ def predict(
     model = asked_model(run, arch, revision)
     asked = asked_images(model, images)
     if stacks := first_page_alone(FileImages([image for image in asked if isinstance(image, Path)])):
-        print(f"vitreous: {plain(stacks)}", file=sys.stderr)
+        print(f"vitreous: {printable(stacks)}", file=sys.stderr)
     answers = ask(model, asked, top=top, batch_size=batch_size, device=device, broken=broken)
     if csv_file:
         write_table(counted(answers, len(asked)), csv_file)
@@ -242,7 +242,7 @@ def embed(
     )
     from vitreous.evaluation import own_data, record_of
     from vitreous.files import check_file
-    from vitreous.messages import plain
+    from vitreous.messages import printable
     from vitreous.prediction import own_precision
 
     if out is not None:
@@ -273,8 +273,8 @@ def embed(
     used, accuracy = voters(own, among, k), knn_accuracy(own, among, k)
     print(f"{split}: {len(own.labels):,} images, {own.features.shape[1]} features; {used}-NN {accuracy:.2%}, {how}")
     if split == "train" and (data is None or (options is not None and image_set.source == options.source)):
-        more = "" if image_set.judged == split else f": --split {image_set.judged} says more"
+        more = "" if image_set.default_split == split else f": --split {image_set.default_split} says more"
         print(f"the model learnt from these images{more}")
     if query is not None:
         for row, similarity in find_nearest(query, own, k):
-            print(plain(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}"))
+            print(printable(f"{similarity:.4f}  {own.class_names[own.labels[row]]}  {own.images[row]}"))

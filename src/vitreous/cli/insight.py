@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.options import OWN_DATA, ROW, Architecture, Device, Images, Revision, RunArgument, output
+from vitreous.cli.options import OWN_DATA, ROW_HELP, Architecture, Device, Images, Revision, RunArgument, output
 from vitreous.cli.output import report_broken
 
 log = logging.getLogger("vitreous")
@@ -50,7 +50,7 @@ def explain(
     from vitreous.explain.explanations import stems
     from vitreous.explain.methods import DEFAULT
     from vitreous.files import check_folder
-    from vitreous.messages import plain
+    from vitreous.messages import printable
     from vitreous.prediction import image_name
     from vitreous.weights import Bundle
 
@@ -77,7 +77,7 @@ def explain(
         explanation.save(stem, sha256, ending)
         rival = "" if against is None else f" against {against} {explanation.against_probability:.1%}"
         answer = f"{explanation.target} {explanation.target_probability:.1%}{rival}"
-        print(plain(f"{explanation.image}: {answer}, see {stem}.png"))
+        print(printable(f"{explanation.image}: {answer}, see {stem}.png"))
         errors += [] if explanation.error is None else [explanation.error]
         if curves:
             pair = explanation.curves, explanation.random_curves
@@ -126,7 +126,7 @@ def look(
 
 def walk(
     run: RunArgument,
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help=f"An image file; {ROW}")],
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help=f"An image file; {ROW_HELP}")],
     out: Annotated[Path, output("The page.")] = Path("walk.html"),
     arch: Architecture = None,
     revision: Revision = None,

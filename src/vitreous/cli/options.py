@@ -25,7 +25,7 @@ Architecture = Annotated[
     typer.Option(help="Architecture of a weight file: torchvision's vit_b_16, timm's vit_tiny_patch16_224, and so on."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of hf:owner/name.")]
-ROW = "test:7 is row 7, counted from 0, of the run's own test images (so are train:7 and val:7)."
+ROW_HELP = "test:7 is row 7, counted from 0, of the run's own test images (so are train:7 and val:7)."
 OWN_DATA = "A name, folder or table, as `vitreous train` takes \\[default: the run's own]."
 Data = Annotated[str | None, typer.Argument(metavar="DATA", help=OWN_DATA)]
 JudgedSplit = Annotated[
@@ -37,5 +37,5 @@ RunArgument = Annotated[
 ]
 Images = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE...", help=f"Files, folders or patterns; {ROW}"),
+    typer.Argument(metavar="IMAGE...", help=f"Files, folders or patterns; {ROW_HELP}"),
 ]

@@ -25,10 +25,10 @@ def counted(answers: "Iterable[Prediction]", total: int) -> "Iterator[Prediction
 
 def report_broken(broken: list) -> None:
     """Name images that could not be read, and exit with 2 if there are any."""
-    from vitreous.messages import plain
+    from vitreous.messages import printable
 
     for error in broken:
-        print(f"vitreous: {plain(str(error))}", file=sys.stderr)
+        print(f"vitreous: {printable(str(error))}", file=sys.stderr)
     if broken:
         sys.exit(2)
 

@@ -23,7 +23,7 @@ def summary(
     from vitreous.model.sizes import SIZES
     from vitreous.model.summary import render, summarise
     from vitreous.recipe import StartOptions, read_recipe, recipe_names
-    from vitreous.train.choose import UNWATCHED, data_of, fit_to_data
+    from vitreous.train.choose import WITHOUT_VALIDATION, data_of, fit_to_data
     from vitreous.weights.bundle import CONFIG, SHIPPED, find_bundle, read_config
     from vitreous.weights.tensor_files import SUFFIXES
 
@@ -45,7 +45,7 @@ def summary(
         except ValueError:  # what a recipe leaves to its data has stand-ins
             without_data = True
         else:
-            recipe = fit_to_data(recipe.model_copy(update=UNWATCHED), data)  # as nothing is split off here
+            recipe = fit_to_data(recipe.model_copy(update=WITHOUT_VALIDATION), data)  # as nothing is split off here
         fields = recipe.model.model_dump(exclude_unset=True)
     else:
         try:

@@ -35,7 +35,7 @@ def export(
     from vitreous.export.example import EXAMPLE, PICTURE
     from vitreous.files import read_json
     from vitreous.weights.bundle import CONFIG
-    from vitreous.weights.maps import TEMPERATURE
+    from vitreous.weights.maps import TEMPERATURE_KEY
 
     check_form(form, preprocess_inside)  # before weights are fetched
     model = asked_model(run, arch, revision)
@@ -61,7 +61,7 @@ def export(
         print(f"no {EXAMPLE} to check a port by, as it was compared on noise: name images with --data")
     if form == "int8" and "top1" not in receipt:
         print("what rounding costs in top-1 was not measured, as it was compared on noise: name images with --data")
-    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get(TEMPERATURE)):
+    if form in CHECKPOINTS and (temperature := read_json(folder / CONFIG).get(TEMPERATURE_KEY)):
         library = "transformers" if form == "huggingface" else form
         print(
             f"{library} applies no temperature: divide its logits by {temperature:.6g} for the probabilities of predict"

@@ -99,7 +99,7 @@ def are_among(images: Images, hashes: np.ndarray) -> np.ndarray:
 def copies_among(images: Images, among: np.ndarray, which: str, who: str) -> str:
     """A line about images that are `are_among` others; "" if none is.
 
-    which: how they are called, with their number. who: has learnt from those.
+    which: such as `these 100`. who: the model that learnt from those.
     """
     copies = np.flatnonzero(among)
     if not len(copies):

@@ -29,7 +29,7 @@ def in_fold(data: "ImageSet", fold: int, folds: int, seed: int, group: str | Non
         if group is not None and count == 1:
             raise ValueError(
                 f"all images of class '{name}' fall into one group of data.group '{group}', so none can be held out: "
-                "use another"
+                "use another data.group"
             )
         units = f"training image{'s' * (count > 1)}" if group is None else f"groups by data.group '{group}'"
         way_out = f"use at most {count} folds" if count > 1 else "add images of it, or leave the class out"
@@ -57,8 +57,8 @@ def for_validation(data: "ImageSet", fraction: float, seed: int, group: str | No
         held = _with_each_class(held, labels, groups)
         if not held.any():
             raise ValueError(
-                f"data.group '{group}' leaves no group to hold out, as each is the only one of a class: use another, "
-                "or set data.val_fraction=0"
+                f"data.group '{group}' leaves no group to hold out, as each is the only one of a class: use another "
+                "data.group, or set data.val_fraction=0"
             )
         return held
     counts = np.bincount(labels)

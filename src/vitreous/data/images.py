@@ -119,7 +119,7 @@ class ImageSet:
         return self.splits[name]
 
     @property
-    def judged(self) -> str:
+    def default_split(self) -> str:
         """The default split for evaluation: test, else val, else train."""
         return list(self.splits)[-1]
 
@@ -153,7 +153,7 @@ class ImageSet:
             if split is not None and not same_channels(split.images.channels, train.images.channels):
                 raise ValueError(
                     f"{key} has images of {split.images.channels} channels, train of {train.images.channels}: give "
-                    "them the same"
+                    "all splits the same number"
                 )
         return cls(name, source or name, as_class_names(class_names), train, **others)
 
@@ -268,7 +268,7 @@ def split_in(name: str) -> str:
 
 
 def tells_splits(words: Iterable[str]) -> bool:
-    """Whether words tell images for training from others, and nothing else. No more are read than it takes."""
+    """Whether all words are names of splits, train and another among them. Stops at the first that is not."""
     kinds = set()
     for word in words:
         if (kind := SPLITS.get(word.lower())) is None:

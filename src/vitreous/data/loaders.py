@@ -81,7 +81,7 @@ class Batches:
         progress: Progress | None = None,
     ):
         if batch_size < 1:
-            raise ValueError(f"batch size {batch_size} is less than 1")
+            raise ValueError(f"batch size {batch_size} is less than 1: give 1 or more")
         split = decode(split, preprocess, cache=cache_folder(), skip_broken=skip_broken, progress=progress)
         self.preprocess, self.batch_size, self.workers = preprocess, batch_size, workers
         self.device = torch.device(device)
@@ -114,7 +114,7 @@ class Batches:
         other.batch_size = batch_size
         return other
 
-    def displaced(self) -> "Batches":
+    def streamed(self) -> "Batches":
         """The same images, read when they are asked for: the device's memory is free for others."""
         other = copy.copy(self)
         other.resident, other._pixels = False, None

@@ -5,8 +5,9 @@ import mmap
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -99,25 +100,17 @@ class Images(ABC):
         """Read and fit some rows: uint8 (n, C, H, W). Raises BrokenImage for one that cannot be read."""
         fitted = np.empty((len(rows), *preprocess.shape), np.uint8)
         for i, row in enumerate(self.rows[rows]):
-            try:
+            with reading(partial(self._name, int(row))):
                 fitted[i] = self._fit(int(row), preprocess)
-            except MemoryError:  # not the file's fault
-                raise
-            except Exception as error:  # decoders raise nearly anything for a damaged file
-                raise BrokenImage(f"{self._name(int(row))}: {reason(error)}") from error
         return fitted
 
     def at_own_size(self, row: int, white: float | None = None) -> np.ndarray:
         """A copy of one image as it is, upright: uint8 (C, H, W). white: as `Preprocess` has it. Raises BrokenImage."""
         stored = int(self.rows[row])
-        try:
+        with reading(partial(self._name, stored)):
             C, H, W = self._shape(stored)
             whole = Preprocess(image_size=(H, W), mean=(0,) * C, std=(1,) * C, white=white)
             return np.array(self._fit(stored, whole))
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise BrokenImage(f"{self._name(stored)}: {reason(error)}") from error
 
     @cached_property
     def shape(self) -> tuple[int, int, int] | None:
@@ -345,6 +338,17 @@ def reason(error: Exception) -> str:
     if isinstance(error, IsADirectoryError):
         return "a folder: name an image file in it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+@contextmanager
+def reading(name: Callable[[], str]) -> Iterator[None]:
+    """Whatever a decoder raises for an image becomes a BrokenImage that names it; lack of memory stays what it is."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise nearly anything for a damaged file
+        raise BrokenImage(f"{name()}: {reason(error)}") from error
 
 
 def open_picture(source: str | Path | BinaryIO) -> Image.Image:

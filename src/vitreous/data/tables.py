@@ -11,6 +11,7 @@ from unicodedata import normalize
 from vitreous.data.folders import IMAGE_SUFFIXES, files_below
 from vitreous.data.images import LABEL_COLUMNS, SPLITS, ImageSet, Split, match_labels, tell_joined, tells_splits
 from vitreous.data.stores import FileImages, as_text
+from vitreous.files import EXPLANATION
 from vitreous.messages import shorten
 
 log = logging.getLogger("vitreous")
@@ -140,7 +141,7 @@ def _files(values: list[str], image: str, path: Path) -> list[str]:
 def _is_explanation(file: str) -> bool:
     """Whether `vitreous explain` has written an image, as the figures beside it tell."""
     figures = Path(file).with_suffix(".json")
-    return figures.is_file() and '"target_probability"' in figures.read_text(errors="replace")
+    return figures.is_file() and f'"{EXPLANATION}"' in figures.read_text(errors="replace")
 
 
 def _check_listed_once(rows_of: dict[str, list[int]], files: list[str], words: list[str], path: Path) -> None:

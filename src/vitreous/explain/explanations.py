@@ -25,12 +25,12 @@ from vitreous.explain.methods import (
     explanation_maps,
     integrated_gradients,
     patch_map,
+    propagate,
     rollout,
     scores_of,
-    through,
     to_share,
 )
-from vitreous.files import check_free, path_of, read_json, write_json
+from vitreous.files import EXPLANATION, check_free, path_of, read_json, write_json
 from vitreous.messages import did_you_mean, shorten
 from vitreous.model import ViTConfig
 from vitreous.prediction import Asked, check_asked, evaluating, read_batches
@@ -38,7 +38,7 @@ from vitreous.weights import Bundle
 from vitreous.weights.bundle import Trained
 
 TOP = 5
-MARK = '"target_probability"'  # in the JSON file of an explanation
+MARK = f'"{EXPLANATION}"'
 READERS = {  # whose attention is shown: what the answer is read from
     "cls": "the class token",
     "mean": "all patches, their mean",
@@ -86,7 +86,7 @@ class Explanation:
     patch: tuple[int, int] | None
     """The row and column, from 1, of the patch whose attention is shown, if requested."""
     reader: str
-    """Whose it is otherwise: what the answer is read from, in words."""
+    """What the answer is read from, in words: whose attention is shown if `patch` is None."""
     attention: np.ndarray
     """(h, rows, columns): what `reader`, or `patch`, attends to in block `layer`, head by head."""
     attention_elsewhere: np.ndarray
@@ -231,7 +231,7 @@ def explain(
             if patch is not None:
                 from_here = torch.zeros_like(row)
                 from_here[:, config.prefix + (patch[0] - 1) * columns + patch[1] - 1] = 1
-            heads = through(from_here[:, None], seen.attention[shown - 1])  # (B, h, N)
+            heads = propagate(from_here[:, None], seen.attention[shown - 1])  # (B, h, N)
             elsewhere = heads[..., : config.prefix].sum(dim=-1).cpu().numpy()  # (B, h)
             flow = rollout(seen.attention, row)
             scores = scores_of(seen.logits, targets, others)  # (B,)
@@ -358,5 +358,5 @@ def _is_other(file: Path, own: dict[str, str]) -> bool:
         told = read_json(file)
     except (OSError, ValueError):
         return False
-    ours = isinstance(told, dict) and "target_probability" in told
+    ours = isinstance(told, dict) and EXPLANATION in told
     return ours and any(told.get(key, "") != value for key, value in own.items())

@@ -214,7 +214,7 @@ def _images(bundle: Bundle, run: Trained, data: ImageSet | Path | str | None, co
     or cannot be read."""
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
-        chosen = decode(image_set.split(image_set.judged).evenly(count), bundle.preprocess, skip_broken=True)
+        chosen = decode(image_set.split(image_set.default_split).evenly(count), bundle.preprocess, skip_broken=True)
     except (ValueError, OSError) as error:
         if data is not None:
             raise

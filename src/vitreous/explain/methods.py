@@ -55,7 +55,7 @@ def explanation_maps(
     row = seen.pool.detach().mean(dim=1)  # (B, N)
     if method == "attention":
         weights = attention[layer - 1]
-        relevance = through(row, weights.mean(dim=1) if head is None else weights[:, head - 1])
+        relevance = propagate(row, weights.mean(dim=1) if head is None else weights[:, head - 1])
     elif method == "rollout":
         relevance = rollout(attention, row)
     elif method == "gradient_rollout":
@@ -113,7 +113,7 @@ def rollout(attention: Sequence[Tensor], row: Tensor) -> Tensor:
     patches. Source: Abnar & Zuidema 2020, section 3.
     """
     for weights in reversed(attention):
-        row = (row + through(row, weights.mean(dim=1))) / 2
+        row = (row + propagate(row, weights.mean(dim=1))) / 2
     return row
 
 
@@ -128,7 +128,7 @@ def gradient_rollout(attention: Sequence[Tensor], gradients: Sequence[Tensor], r
     for weights, gradient in zip(reversed(attention), reversed(gradients), strict=True):
         speaking = (weights * gradient).clamp(min=0).mean(dim=1)  # (B, N, N)
         total = speaking.sum(dim=-1, keepdim=True)
-        row = row + through(row, speaking / total.where(total > 0, 1))
+        row = row + propagate(row, speaking / total.where(total > 0, 1))
     return row
 
 
@@ -142,7 +142,7 @@ def grad_cam(tokens: Tensor, gradient: Tensor, prefix: int) -> Tensor:
     return (tokens * weights).sum(dim=-1).clamp(min=0)
 
 
-def through(row: Tensor, matrix: Tensor) -> Tensor:
+def propagate(row: Tensor, matrix: Tensor) -> Tensor:
     """Propagate a row of weights down one step: (..., N) times (..., N, N)."""
     return (row.unsqueeze(-2) @ matrix).squeeze(-2)
 

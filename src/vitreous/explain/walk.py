@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.explain.attention import open_pass, read_out
 from vitreous.explain.listing import code
-from vitreous.explain.methods import patch_map, through
+from vitreous.explain.methods import patch_map, propagate
 from vitreous.files import check_file, path_of
 from vitreous.messages import channels_shown
 from vitreous.model import ViT, ViTConfig
@@ -80,7 +80,7 @@ def walk(run: Trained, image: Asked, *, out: Path | str = "walk.html", device: s
         _tokens(model, seen.tokens[0]),
     ]
     for depth, weights in enumerate(seen.attention, start=1):
-        heads = through(row[:, None], weights)[0]  # (h, N)
+        heads = propagate(row[:, None], weights)[0]  # (h, N)
         body.append(_block(model, depth, shown, heads, _answers(lens[depth], bundle.class_names)))
     read = patch_map(row, model)[0].cpu().numpy()
     body.append(_end(bundle, shown, read, lens, top))

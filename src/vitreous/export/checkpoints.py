@@ -20,7 +20,7 @@ from vitreous.preprocess import Preprocess
 from vitreous.weights import Bundle, from_huggingface, from_timm, load_weights
 from vitreous.weights.bundle import CONFIG, WEIGHTS
 from vitreous.weights.load import PREPROCESSING
-from vitreous.weights.maps import TEMPERATURE, Weights
+from vitreous.weights.maps import TEMPERATURE_KEY, Weights
 
 TIMM_EPSILON = 1e-6
 TIMM_BASE = "vit_base_patch16_224"  # all its arguments are given
@@ -215,7 +215,7 @@ def _one_if_square(pair: tuple[int, int]) -> int | tuple[int, int]:
 
 def _write(folder: Path, weights: Weights, content: dict[str, Any], temperature: float) -> Answer:
     if temperature != 1:  # which `load_weights` reads, and the libraries do not
-        content = content | {TEMPERATURE: temperature}
+        content = content | {TEMPERATURE_KEY: temperature}
     apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     replace_file(folder / WEIGHTS, lambda part: save_file(apart, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, content)

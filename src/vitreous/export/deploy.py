@@ -68,7 +68,7 @@ def export_run(
     folder = path_of(out) if out is not None else own / "export" / form
     bundle = Bundle.of(run)
     if bundle is run:  # its model may be in training mode, or on a GPU
-        bundle = replace(bundle, model=copy.deepcopy(bundle.plain).cpu().eval())
+        bundle = replace(bundle, model=copy.deepcopy(bundle.unwrapped).cpu().eval())
     check_folder(folder)
     besides, mark = {EXAMPLE, PICTURE, ONNX_DATA} if form in GRAPHS else set(), f'"format": "{form}"'
     check_free([folder / name for name in {*NAMES[form], RECEIPT} | besides], folder / RECEIPT, mark)

@@ -48,7 +48,7 @@ def find_inputs(
     why, if the run's are unknown or cannot be read."""
     try:
         image_set = own_data(run, fetch=False) if data is None else load(data)
-        split = as_known(bundle, image_set, image_set.judged).evenly(most)
+        split = as_known(bundle, image_set, image_set.default_split).evenly(most)
         split = decode(split, bundle.preprocess, skip_broken=True)
     except (ValueError, OSError) as error:
         if data is not None:
@@ -61,7 +61,7 @@ def find_inputs(
     rows = np.resize(np.arange(count), max(count, at_least))  # repeated if there are too few
     labels = torch.from_numpy(np.asarray(split.labels))
     pixels = torch.from_numpy(np.ascontiguousarray(split.images.read(rows, bundle.preprocess)))
-    name = f"{count} images of {image_set.name}, {image_set.judged}"
+    name = f"{count} images of {image_set.name}, {image_set.default_split}"
     name += f", repeated to {len(rows)}" if len(rows) > count else ""
     return Inputs(pixels, labels, name, split.images.original(0))
 

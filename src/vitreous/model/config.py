@@ -111,7 +111,7 @@ class ViTConfig(BaseModel):
     """The MLP's GELU, or its approximation by tanh, which Flax and so the paper's code take for it."""
     zero_init: bool = False
     """Start both output projections of each block at zero, so that the blocks start as the identity; with `pool` cls
-    not that of the last block's attention, by which the class token sees the image from the start."""
+    not that of the last block's attention, else the class token would not see the image at first."""
 
     dropout: Rate = 0.0
     """Dropout after the positions and after every linear map but those to q, k and v (paper, appendix B.1)."""

@@ -132,8 +132,8 @@ class ViT(nn.Module):
     The sequence is [class token if the head reads it, registers, patches by row]. Initialised as in the paper's code
     (github.com/google-research/vision_transformer): class token 0, positions normal(0, 0.02), patch embedding LeCun
     normal, block matrices Xavier uniform, head 0, biases 0 (the MLP's are normal(0, 1e-6) there); registers
-    normal(0, 0.02). With `zero_init` a class token that alone is read knows the images by the last block's attention:
-    blocks that add nothing and a head of zeros would let it learn late or, without a position of its own, never.
+    normal(0, 0.02). With `zero_init` and `pool` cls the last block's attention does not start at zero: else the class
+    token would not depend on its image until other weights had moved or, without a position of its own, ever.
     """
 
     def __init__(self, config: ViTConfig):

@@ -39,9 +39,9 @@ def explanation(
     empty image, of_class: whether the method depends on the class.
 
     maps: (rows, columns) by title, the first of them the explanation. heads: the attention of block `layer` by head
-    number, as a map and the share of attention that is not in it; patch: row and column, from 1, of the one whose it
-    is, if it is one's, reader: whose it is otherwise, in words. curves: deletion and insertion, each (shares,
-    probabilities, those of random orders).
+    number, as a map and the share of attention that is not in it; patch: (row, column), from 1, of the patch whose
+    attention it is; None: it is that of `reader`, which says what the answer is read from. curves: deletion and
+    insertion, each (shares, probabilities, those of random orders).
     """
     figure = Figure(figsize=(3.2 * (1 + len(maps)), 7.2), layout="constrained")
     share = dict(reversed(bars))  # of classes that share a name the likeliest

@@ -195,6 +195,6 @@ class OptimOptions(Section):
     def _check(self) -> "OptimOptions":
         if self.accumulate > self.batch_size:
             raise ValueError(
-                f"accumulate {self.accumulate} is larger than batch_size {self.batch_size}: give that at most"
+                f"accumulate {self.accumulate} is larger than batch_size {self.batch_size}: set at most that"
             )
         return self

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from vitreous.augment import Augment
+from vitreous.device import Precision
 from vitreous.messages import did_you_mean, one_line
 from vitreous.model.config import Pair, ViTConfig
 from vitreous.model.sizes import SIZES, size
@@ -40,7 +41,7 @@ class Recipe(Section):
     longest so far."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the starting weights, the order of the images, the augmentation and dropout."""
-    precision: Literal["auto", "float32", "bf16", "float16"] = "auto"
+    precision: Precision = "auto"
     """`auto`: bf16 autocast with float32 weights where the processor multiplies bf16 faster, else float32. `float16`:
     the same in float16, with scaled gradients, for GPUs older than bf16."""
     compile: Literal[True, False, "auto", "reduce-overhead"] = "auto"
@@ -117,8 +118,8 @@ class Recipe(Section):
         """Raises ValueError when the recipe asks for another number of classes than the data has."""
         if "num_classes" in self.model.model_fields_set and self.model.num_classes != num_classes:
             raise ValueError(
-                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: set that, or "
-                "leave it out"
+                f"model.num_classes is {self.model.num_classes} but the data has {num_classes} classes: set it to "
+                f"{num_classes}, or leave it out"
             )
 
     def with_options(self, section: str, **options: Any) -> "Recipe":
@@ -214,7 +215,7 @@ def written(value: Any) -> str:
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """The words of a type, or of a part of it. A switch that is nothing else has its default to show what it takes."""
+    """The words that a type, or a part of a union, allows. A plain bool lists none: its default shows what it takes."""
     if get_origin(kind) is Literal:
         return tuple(map(written, get_args(kind)))
     return tuple(word for part in get_args(kind) for word in (("true", "false") if part is bool else _choices(part)))

@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitreous.card import read_history
-from vitreous.files import path_of, read_csv, read_json
+from vitreous.files import path_of, read_csv, read_history, read_json
 from vitreous.recipe import flat, read_recipe
 from vitreous.weights.bundle import check_named, find_record
 

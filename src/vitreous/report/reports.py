@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.card import chosen, hardware, origin, read_history, untested
+from vitreous.card import chosen, hardware, origin, untested
 from vitreous.data.stores import even_rows
 from vitreous.evaluation import Judged
-from vitreous.files import read_json
+from vitreous.files import read_history, read_json
 from vitreous.messages import channels_shown, duration
 from vitreous.metrics import NAMES, figure_text
 from vitreous.page import write_page

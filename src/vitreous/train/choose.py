@@ -9,7 +9,7 @@ from vitreous.data.sources import NAMED, absolute, load, split_source
 from vitreous.device import has_wide_bf16, pick_device
 from vitreous.files import full_path, path_of
 from vitreous.preprocess import same_channels
-from vitreous.recipe import DataOptions, Recipe, check_not_idle, read_recipe, recipe_names, written
+from vitreous.recipe import Recipe, check_not_idle, read_recipe, recipe_names, written
 from vitreous.weights.bundle import find_bundle, is_shipped
 
 SMALL = 64  # largest side, in pixels, of images for recipe small-images
@@ -18,7 +18,7 @@ CHOOSE_BY_LOSS = "best_by=loss"  # as few images hold out too few to tell epochs
 STRIDES = {"2": "[1,2,1,1,1]", "8": "[1,2,1,2,2]"}  # of small-images' stem, for other patches than its own of 4 x 4
 FOLDER_SEEN = 500_000  # images that a model sees in all by a chosen recipe, within 20 to 300 epochs
 TUNING_SEEN = 1_000  # the same for fine-tuning, within 3 to 30 epochs
-UNWATCHED = {"patience": None, "best_by": "top1"}  # what needs validation images, as it is without them
+WITHOUT_VALIDATION = {"patience": None, "best_by": "top1"}  # what needs validation images, as it is without them
 PROBED = 10_000  # training images up to which fine-tuning fits the head first: beyond, it is slow and matters less
 
 
@@ -71,13 +71,15 @@ def choose_recipe(
         name = str(run / "recipe.yaml")
     data, reason, settings = None, "", []
     if name is None:
-        source = _given(overrides).source if source is None else source
+        told = ("data.source=", "data.train_share=", "start.weights=")
+        asked = read_recipe(Recipe(epochs=1), [text for text in overrides if text.startswith(told)])
+        source = asked.data.source if source is None else source
         if not source:
             raise ValueError("nothing to train on: give DATA, such as digits or a folder of images, or a --recipe")
         place = None if isinstance(source, ImageSet) else split_source(source)[0]
-        if any(setting.startswith("start.weights=") for setting in overrides):
+        if asked.start.weights is not None:
             data, name = load(source), "finetune"
-            count = _count(data, overrides)
+            count = _count(data, asked)
             settings = [f"epochs={min(max(round(TUNING_SEEN / count), 3), 30)}"]
             settings += ["start.probe_first=false"] if count > PROBED else []
             reason = f"recipe finetune, as there are weights to start from{_listed(settings, overrides)}; --recipe "
@@ -86,7 +88,7 @@ def choose_recipe(
             name, reason = recipe_like(place, device)
         else:
             data = load(source)
-            count = _count(data, overrides)
+            count = _count(data, asked)
             name, settings = recipe_for(data, count, overrides)
             if data.val is None and not read_recipe(name, [*settings, *overrides]).data.val_fraction:
                 settings = [setting for setting in settings if setting != CHOOSE_BY_LOSS]  # nothing is held out
@@ -101,15 +103,9 @@ def choose_recipe(
     return recipe.with_options("data", source=absolute(source)), data, reason
 
 
-def _given(overrides: list[str]) -> DataOptions:
-    """What overrides say of the data that it takes to choose a recipe."""
-    told = [text for text in overrides if text.startswith(("data.source=", "data.train_share="))]
-    return read_recipe(Recipe(epochs=1), told).data
-
-
-def _count(data: ImageSet, overrides: list[str]) -> int:
+def _count(data: ImageSet, asked: Recipe) -> int:
     """How many images there are to train on, validation images among them."""
-    return max(round(_given(overrides).train_share * len(data.train)), 1)
+    return max(round(asked.data.train_share * len(data.train)), 1)
 
 
 def _listed(settings: list[str], overrides: list[str]) -> str:
@@ -193,7 +189,7 @@ def fit_to_data(recipe: Recipe, data: ImageSet) -> Recipe:
             raise ValueError("the images are of many sizes: say which the model reads, for example model.image_size=64")
         sides = zip(data.train.images.shape[1:], recipe.model.patch_size, strict=True)
         size = tuple(max(round(side / patch), 1) * patch for side, patch in sides)
-    for name, usual in UNWATCHED.items():
+    for name, usual in WITHOUT_VALIDATION.items():
         if data.val is None and getattr(recipe, name) != usual:
             raise ValueError(
                 f"{name} needs validation images, and none are held out: add data.val_fraction=0.1, or leave it at "

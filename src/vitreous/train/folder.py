@@ -1,4 +1,4 @@
-"""The run folder: names of its files, claiming and locking it, and a record of the environment."""
+"""The run folder: claiming and locking it, what a resumed run may change, and a record of the environment."""
 
 import fcntl
 import itertools

@@ -77,8 +77,8 @@ class Job:
         self.precision = engine.from_main(partial(pick_precision, recipe.precision, engine.device))
         if recipe.optim.batch_size % engine.processes and not recipe.start.probe:
             raise ValueError(
-                f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes: give "
-                "a multiple of that"
+                f"optim.batch_size {recipe.optim.batch_size} does not divide among {engine.processes} processes: set a "
+                f"multiple of {engine.processes}"
             )
         if engine.processes > 1 and recipe.compile == "reduce-overhead":
             raise ValueError("compile=reduce-overhead is for one process: set compile=true")
@@ -87,7 +87,9 @@ class Job:
         self.summary = engine.from_main(partial(summary, data, self.plain_batches, self.val_batches))
         count = len(self.train_batches)
         if count < engine.processes:
-            raise ValueError(f"{count} training images are too few for {engine.processes} processes: start {count}")
+            raise ValueError(
+                f"{count} training images are too few for {engine.processes} processes: start at most {count}"
+            )
         if engine.processes > 1 and recipe.optim.accumulate > 1 and count < recipe.optim.batch_size:
             raise ValueError(  # processes would take unequal numbers of parts, and wait for each other
                 f"{count} training images do not fill a batch that is taken in parts by several processes: set "
@@ -148,7 +150,7 @@ class Job:
             larger = self.plain_batches
         else:
             if not (recipe.start.probe or recipe.start.probe_first):  # else they go through the model, too
-                self.plain_batches = self.plain_batches.displaced()
+                self.plain_batches = self.plain_batches.streamed()
             larger = make(data.train, cut_from)
         self.train_batches = larger.in_batches_of(max(1, recipe.optim.batch_size // self.engine.processes))
         self.val_batches = make(data.val, self.preprocess) if data.val is not None else None
@@ -196,7 +198,7 @@ class Job:
         """Without validation images, which choose the best epoch, keep the current weights as the run's model."""
         if self.val_batches is None:
             self.state.best_epoch = self.state.epoch
-            self.write_model(self.parts(self.recipe).judged)
+            self.write_model(self.parts(self.recipe).eval_model)
 
     def probe(self) -> None:
         """Fit only the head, on features computed once. For the main process, which alone has the model then."""
@@ -323,10 +325,10 @@ class Job:
             raise ValueError(f"the data is not what {self.folder} was trained on: {way_out}")
         weights, teacher = self.recipe.start.weights, self.recipe.distill.teacher
         if content["start"] != self.started_from:
-            raise ValueError(f"start.weights {weights} is not what {self.folder} started from: put that back")
+            raise ValueError(f"start.weights {weights} is not what {self.folder} started from: name the weights it had")
         asked = self.teacher is not None or teacher is None  # else the run is only to be ended
         if asked and content["teacher"] != self.taught_by:
-            raise ValueError(f"distill.teacher {teacher} is not the teacher that {self.folder} had: put that back")
+            raise ValueError(f"distill.teacher {teacher} is not the teacher that {self.folder} had: name that one")
         if (begun := content.get("precision", self.precision)) != self.precision:
             log.warning("begun in %s, and goes on in %s, as this machine does", begun, self.precision)
         self.engine.unwrap(self.model).load_state_dict(content["model"])

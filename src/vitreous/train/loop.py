@@ -52,8 +52,8 @@ class Parts:
     state: State = field(default_factory=State)
 
     @property
-    def judged(self) -> nn.Module:
-        """The model whose answers count."""
+    def eval_model(self) -> nn.Module:
+        """The model that is evaluated and kept: the moving average, if there is one."""
         return self.engine.unwrap(self.model) if self.average is None else self.average.module
 
 
@@ -173,7 +173,7 @@ def train_loop(parts: Parts, hooks: Hooks) -> bool:
         if over and parts.val is None:
             state.best_epoch = state.epoch
         if state.best_epoch == state.epoch:
-            hooks.keep(parts.judged)
+            hooks.keep(parts.eval_model)
         hooks.on_epoch(row)
         stop, save, _ = clock.tick(hooks.stop_requested())
         if stop or over or save:
@@ -253,7 +253,7 @@ def image_weights(targets: Tensor, weights: Tensor | None) -> Tensor | None:
 
 def shared_logits(parts: Parts) -> Tensor:
     """Logits (N, K) of the validation images in their own order, returned in all processes; each computes a share."""
-    model, val, engine = parts.judged, parts.val, parts.engine
+    model, val, engine = parts.eval_model, parts.val, parts.engine
     engine.copy_buffers(model)
     N, P = len(val), engine.processes
     share = torch.arange(engine.rank, -(-N // P) * P, P) % N  # wraps around, so that shares are equal
@@ -305,7 +305,7 @@ def _check_finite(loss: float, state: State) -> None:
 
 def _save(parts: Parts, hooks: Hooks, clock: Clock) -> None:
     """Save everything, unless the last step, which is not in the loss yet, has broken the weights."""
-    if broken := not_finite(parts.judged.state_dict()):
+    if broken := not_finite(parts.eval_model.state_dict()):
         raise Diverged(f"the last step broke the weights, of which '{broken}' is not finite")
     with clock.saving():
         hooks.save()

@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, weight_decay: float, momentum: float):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self._recorded: dict[tuple[int, ...], Recorded | None] = {}  # by the weights that are updated
+        self._recorded: dict[tuple[int, ...], CapturedUpdate | None] = {}  # by the weights that are updated
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Called for a state that is loaded, too."""
@@ -114,7 +114,7 @@ class Muon(torch.optim.Optimizer):
             self._update(group, weights, gradients, group["lr"])
             self._recorded[which] = None
             return
-        recorded = self._recorded[which] or Recorded(partial(self._update, group, weights), gradients)
+        recorded = self._recorded[which] or CapturedUpdate(partial(self._update, group, weights), gradients)
         recorded.replay(gradients, group["lr"])
         self._recorded[which] = recorded
 
@@ -139,7 +139,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_sub_([part for part, _ in pairs], changes)
 
 
-class Recorded:
+class CapturedUpdate:
     """An update of weights on a CUDA GPU, recorded as a CUDA graph: all but gradients and rate stays as it was.
 
     update: called with gradients and the learning rate, (); it has run before, so that libraries are initialised. The

@@ -23,7 +23,7 @@ log = logging.getLogger("vitreous")
 MISTAKES = 32  # shown
 
 
-def finish(job: Job) -> dict[str, Any]:
+def conclude(job: Job) -> dict[str, Any]:
     """Evaluate the kept model on validation and test images; of the test images nothing was used before.
 
     Only for the main process, which has written the model. Returns the content of `results.json`.

@@ -14,11 +14,10 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from vitreous.card import read_history
 from vitreous.data.folders import check_outside
 from vitreous.data.images import ImageSet
 from vitreous.data.stores import BrokenImage
-from vitreous.files import path_of, read_json, replace_file, write_json
+from vitreous.files import path_of, read_history, read_json, replace_file, write_json
 from vitreous.messages import lacks_memory
 from vitreous.metrics import NAMES, figure_text
 from vitreous.model import ViT
@@ -200,7 +199,7 @@ def fit(
                     say(console, f"or evaluate it as it is: {judged}")
                 return Run(folder, stopped=True)
             try:
-                results = engine.from_main(partial(outcome.finish, job))
+                results = engine.from_main(partial(outcome.conclude, job))
             except (ValueError, RuntimeError, MemoryError, OSError) as error:
                 if isinstance(error, BrokenImage):
                     said, how = str(error), ""

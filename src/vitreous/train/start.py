@@ -45,8 +45,8 @@ class Start(NamedTuple):
 
 
 def check_unseen(recipe: Recipe, data: ImageSet) -> dict[str, str]:
-    """Of weights that a run starts from, or a teacher, to whom its validation images are not new: their warning, by
-    their name.
+    """Warnings, by the name of the weights that a run starts from or of its teacher, about those that may have learnt
+    from its validation images.
 
     data: undivided. They are not new to a run that divided the same data differently, or had it when it was another.
     Raises ValueError for folds then.
@@ -56,7 +56,7 @@ def check_unseen(recipe: Recipe, data: ImageSet) -> dict[str, str]:
 
 
 def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
-    """The warning of one of them, or ""."""
+    """The warning about these weights; "" if there is none."""
     folder, theirs, ours = None, None, recipe.data
     with suppress(ValueError):  # foreign weights may come with a recipe.yaml of another kind
         folder, theirs = record_of(weights)
@@ -203,7 +203,8 @@ def check_suits(model: ViT, data: ImageSet) -> None:
 
 def check_start(recipe: Recipe, has_weights: bool) -> None:
     """Raises ValueError for settings that need trained weights if there are none, or that a probe would ignore."""
-    asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, Recipe(epochs=1)))
+    usual = Recipe(epochs=1)  # as of recipe probe, which makes one pass
+    asked, plain = (flat(each.model_dump(mode="json")) for each in (recipe, usual))
     changes = {key: value for key, value in asked.items() if value != plain[key]}
     if not has_weights and (lacking := [key for key in NEED_WEIGHTS if key in changes]):
         raise ValueError(f"{lacking[0]} is for trained weights: give some with --from, or as start.weights")

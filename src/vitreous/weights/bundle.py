@@ -7,9 +7,9 @@ which images that was fitted on.
 import hashlib
 import json
 import os
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ class Bundle:
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
         if preprocess.shape != (shape := (config.channels, *config.image_size)):
             made, read = (" x ".join(map(str, each)) for each in (preprocess.shape, shape))
-            raise ValueError(f"preprocessing makes images of {made}, the model reads {read}: give that of this model")
+            raise ValueError(f"preprocessing makes images of {made}, the model reads {read}: give this model's own")
         if len(self.class_names) != config.num_classes:
             raise ValueError(
                 f"{len(self.class_names)} class names for a model of {config.num_classes} classes: name each of them "
@@ -66,7 +66,7 @@ class Bundle:
         )
 
     @property
-    def plain(self) -> ViT:
+    def unwrapped(self) -> ViT:
         """The model, without the wrapper of `torch.compile`."""
         return getattr(self.model, "_orig_mod", self.model)
 
@@ -74,7 +74,7 @@ class Bundle:
         """SHA-256 of the weights and everything else that predictions depend on, 64 hex digits; equal for equal
         models."""
         digest = hashlib.sha256(json.dumps(self._config(), sort_keys=True).encode())
-        for name, value in sorted(self.plain.state_dict().items()):
+        for name, value in sorted(self.unwrapped.state_dict().items()):
             digest.update(name.encode() + value.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
@@ -83,7 +83,7 @@ class Bundle:
 
         Raises ValueError for weights that the dtype cannot hold, and for a model that `load` could not bring back.
         """
-        model = self.plain
+        model = self.unwrapped
         if not is_plain(model):
             raise ValueError(
                 f"model is a {type(model).__name__} that differs from vt.ViT(model.config), as which it would be "
@@ -152,7 +152,8 @@ class Bundle:
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:  # which names what is missing, unexpected or of another shape
-            raise ValueError(f"{folder / WEIGHTS} does not fit its config: {shorten(str(error), 300)}") from error
+            told = textwrap.shorten(str(error), 300)
+            raise ValueError(f"{folder / WEIGHTS} does not fit its config: {told}") from error
         if broken := not_finite(weights):
             raise ValueError(f"{folder / WEIGHTS} is damaged: '{broken}' has values that are no finite numbers")
         try:
@@ -174,7 +175,7 @@ def read_config(folder: Path) -> Description:
         model, preprocess = ViTConfig.model_validate(config["model"]), Preprocess.model_validate(config["preprocess"])
         names, temperature = config["class_names"], read_temperature(config, "temperature")
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise ValueError(f"class_names is {shorten(json.dumps(names), 60)}: give a list of strings")
+            raise ValueError(f"class_names is {textwrap.shorten(json.dumps(names), 60)}: give a list of strings")
         return Description(model, preprocess, tuple(names), temperature, calibrated_on=config.get("calibrated_on"))
     except FileNotFoundError as error:
         raise ValueError(f"{folder} has no {CONFIG}: give a folder with {WEIGHTS} and {CONFIG}") from error
@@ -222,7 +223,7 @@ def find_bundle(run: os.PathLike[str] | str) -> Path:
 
 
 def check_named(run: os.PathLike[str] | str) -> None:
-    """Raises ValueError for an empty name, which as a path would be the current folder."""
+    """Raises ValueError for an empty name, which as a path would be the current folder, and TypeError for a Bundle."""
     if isinstance(run, Bundle):
         raise TypeError("a Bundle has no folder: save it, bundle.save('FOLDER'), and give that")
     if not os.fspath(run):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from vitreous.messages import one_line
 from vitreous.model import ViTConfig
 from vitreous.preprocess import Preprocess
 from vitreous.weights import maps
@@ -125,8 +126,12 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
     task = config.get("problem_type") or ("regression" if model.num_classes == 1 else "")
     other = "" if task == "single_label_classification" else task.replace("_", " ")
-    preprocess, temperature = read_preprocessing(preprocessing, model.channels), read_temperature(config)
-    return Description(model, preprocess, names if classes and names else None, temperature, other)
+    try:
+        preprocess = read_preprocessing(preprocessing, model.channels)
+    except ValueError as error:
+        raise ValueError(f"{one_line(error)}: give another model, or correct that file") from error
+    named = names if classes and names else None
+    return Description(model, preprocess, named, read_temperature(config), other)
 
 
 def read_preprocessing(config: dict[str, Any], channels: int = 3) -> Preprocess:

@@ -134,7 +134,7 @@ def from_config(config: dict[str, Any], classes: int) -> Description:
     said = config.get("pretrained_cfg", config)
     mode = said.get("crop_mode") or rest.get("fit", "center")
     if mode not in ("center", "squash"):
-        raise ValueError(f"crop_mode '{mode}' is not one of center, squash")
+        raise ValueError(f"crop_mode '{mode}' is not one of center, squash: give another model")
     channels, *side = said.get("input_size") or (3, side, side)
     given = config.get("model_args", {})
     model = translate(
@@ -183,11 +183,14 @@ def translate(arguments: dict[str, Any]) -> ViTConfig:
         norm_after_pool=pool == "avg" if norm_after_pool is None else norm_after_pool,
     )
     if act not in ("gelu", "gelu_tanh"):
-        raise ValueError(f"act_layer '{act}' is not one of gelu, gelu_tanh")
+        raise ValueError(f"act_layer '{act}' is not one of gelu, gelu_tanh: give another model")
     if pool not in ("token", "avg"):
-        raise ValueError(f"global_pool '{pool}' is not one of token, avg")
+        raise ValueError(f"global_pool '{pool}' is not one of token, avg: give another model")
     if class_token != (pool == "token"):
-        raise ValueError(f"class_token {class_token} with global_pool '{pool}': the head must read the class token")
+        raise ValueError(
+            f"class_token {class_token} with global_pool '{pool}', but the head must read the class token: give "
+            "another model"
+        )
     if unknown := [f"{name}={value}" for name, value in left.items() if name not in INDIFFERENT]:
-        raise ValueError(f"our ViT has nothing for timm's {', '.join(unknown)}")
+        raise ValueError(f"our ViT has nothing for timm's {', '.join(unknown)}: give another model")
     return model

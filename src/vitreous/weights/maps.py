@@ -39,10 +39,10 @@ class Description(NamedTuple):
     """The `digest_of` the images that the temperature was fitted on; only what we wrote says it."""
 
 
-TEMPERATURE = "calibration_temperature"  # in others' config.json; transformers has a "temperature" of its own
+TEMPERATURE_KEY = "calibration_temperature"  # in others' config.json; transformers has a "temperature" of its own
 
 
-def read_temperature(config: dict[str, Any], key: str = TEMPERATURE) -> float:
+def read_temperature(config: dict[str, Any], key: str = TEMPERATURE_KEY) -> float:
     """The temperature in a config.json, 1 if not given. Raises ValueError."""
     temperature = float(config.get(key, 1.0))
     if not 0 < temperature < math.inf:
