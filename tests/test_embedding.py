@@ -61,6 +61,14 @@ def test_neighbours_are_nearest_by_angle_and_vote_by_nearness():
     assert knn_accuracy(query, among, k=3) == knn_accuracy(query, among, k=99) == 1.0  # one near outvotes two far ones
 
 
+def test_neighbours_vote_for_classes_by_their_names():
+    own = features([[0.0, 5.0], [5.0, 0.0]], [0, 1], 2)._replace(class_names=("bee", "caf\u00e9"))
+    rows = [[9.0, 0.0], [0.0, 0.1], [-1.0, 0.1]]
+    among = features(rows, [2, 1, 0])._replace(class_names=("ant", "bee", "cafe\u0301"))  # one more, sorted first
+    assert knn_accuracy(own, among, k=1) == knn_accuracy(own, among, k=3) == 1.0
+    assert knn_accuracy(own, among._replace(class_names=("bee", "ant", "cat")), k=1) == 0.0  # none of them right
+
+
 @pytest.mark.parametrize(("angle", "share"), [(0.346, 1.0), (0.283, 0.0)])
 def test_a_neighbour_has_a_vote_by_a_temperature_of_0_07(angle, share):
     """Two neighbours of cosine 0.94 have 0.85 votes of one that is the image itself, two of 0.96 have 1.13."""

@@ -1065,6 +1065,11 @@ def test_a_card_tells_the_column_of_labels_and_not_where_the_table_lay(tmp_path)
     text = (tmp_path / "shared" / "README.md").read_text()
     assert "vitreous evaluate shared DATA:kind\n" in text and "vitreous train DATA:kind --recipe " in text
     assert str(tmp_path) not in text and "of animals apart" in text
+    data = json.loads((run.folder / "data.json").read_text())
+    (run.folder / "data.json").write_text(json.dumps(data | {"label": "of a kind"}))
+    write_shared(run.folder, tmp_path / "shared", run.results)
+    text = (tmp_path / "shared" / "README.md").read_text()
+    assert "evaluate shared 'DATA:of a kind'\n" in text and "vitreous train 'DATA:of a kind' --recipe " in text
 
 
 def test_a_card_treats_a_name_under_vitreous_data_like_a_path(tmp_path, monkeypatch):

@@ -438,6 +438,16 @@ def test_a_log_that_was_moved_away_begins_anew_with_its_head(tmp_path):
     assert [row["answer"] for row in csv_rows(path)] == ["bee", "cat"]
 
 
+def test_a_log_that_was_emptied_begins_anew_with_its_head(tmp_path):
+    path = tmp_path / "asked.csv"
+    note = AnswerLog(path)
+    note("model", "ant", 0.5)
+    os.truncate(path, 0)
+    note("model", "bee", 0.25)
+    AnswerLog(path)("model", "cat", 0.75)
+    assert [row["answer"] for row in csv_rows(path)] == ["bee", "cat"]
+
+
 def test_a_log_may_be_the_programs_own_output(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)

@@ -1,6 +1,7 @@
 """What is shared with a model outside its run: the run's record, and a card generated from that record alone."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +123,10 @@ def card(folder: Path, repo: str | None = None) -> str:
     home = name if repo else f"models/{name}"
     fetch = f"hf download {repo} --local-dir {name}\n" if repo else ""
     own = f"DATA:{data['label']}" if data.get("label") else "DATA"
-    judge = f"vitreous evaluate {name} {source or own}"
+    judge = f"vitreous evaluate {name} {shlex.quote(source or own)}"
     judge += "  # fetches the images once" if (source or "").partition(":")[0] in HUB else ""
     slower = " (in its time limit a slower machine makes fewer passes)" if recipe.time_limit else ""
-    again = f"vitreous train {'' if source else f'{own} '}--recipe {home}/recipe.yaml"
+    again = f"vitreous train {'' if source else f'{shlex.quote(own)} '}--recipe {home}/recipe.yaml"
     if (weights := recipe.start.weights) and weights.startswith(ELSEWHERE):
         again += f" --from {weights}" + (f" --arch {arch}" if (arch := recipe.start.arch) else "")
     if (teacher := recipe.distill.teacher) and teacher.startswith(ELSEWHERE):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.divide import groups_if_any
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, composed
 from vitreous.data.sources import load
 from vitreous.evaluation import batches_of, record_of
 from vitreous.files import path_of, replace_file
@@ -94,11 +94,15 @@ def voters(own: Features, among: Features | None = None, k: int = 5) -> int:
 def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> float:
     """Accuracy of a k-nearest-neighbour classifier by cosine similarity.
 
-    among: where neighbours are looked for; None: among the images themselves, leaving each one out. Images of one group
-    are not neighbours of each other: a patient's other images would give the answer away. An image without neighbours
-    counts as wrong.
+    among: where neighbours are looked for; None: among the images themselves, leaving each one out. Classes of the two
+    are the same by their names. Images of one group are not neighbours of each other: a patient's other images would
+    give the answer away. An image without neighbours counts as wrong.
     """
     others = own if among is None else among
+    names = [composed(features.class_names) for features in (own, others)]
+    number = {name: k for k, name in enumerate(dict.fromkeys(names[0] + names[1]))}  # as each numbers its own from 0
+    labels = torch.tensor([number[name] for name in names[0]])[own.labels]
+    their_labels = torch.tensor([number[name] for name in names[1]])[others.labels]
     k = voters(own, among, k)
     grouped = own.groups is not None and others.groups is not None
     if grouped:  # by numbers, as comparing texts takes many times as long
@@ -114,10 +118,10 @@ def knn_accuracy(own: Features, among: Features | None = None, k: int = 5) -> fl
         if grouped:
             similarity[groups[start : start + part, None] == near_groups] = -torch.inf
         near, rows = similarity.topk(k, dim=1)
-        votes = torch.zeros(len(queries), len(own.class_names), dtype=torch.float64)
-        votes.scatter_add_(1, others.labels[rows], ((near - 1) / TEMPERATURE).double().exp())
+        votes = torch.zeros(len(queries), len(number), dtype=torch.float64)
+        votes.scatter_add_(1, their_labels[rows], ((near - 1) / TEMPERATURE).double().exp())
         most, answers = votes.max(dim=1)
-        hits += ((answers == own.labels[start : start + part]) & (most > 0)).sum().item()
+        hits += ((answers == labels[start : start + part]) & (most > 0)).sum().item()
     return hits / len(own.labels)
 
 

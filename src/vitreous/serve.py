@@ -266,8 +266,8 @@ class AnswerLog:
 
     def __call__(self, model: str, answer: str, probability: float) -> None:
         try:
-            if not self.path.exists():  # it was moved away, as old logs are
-                self._add(self.HEAD)
+            if not self.path.exists() or (self.path.is_file() and not self.path.stat().st_size):
+                self._add(self.HEAD)  # it was moved away or emptied, as old logs are
             self._add((datetime.now(UTC).isoformat(timespec="milliseconds"), model[:12], answer, f"{probability:.6g}"))
         except OSError as error:
             log.warning("could not write %s: %s", self.path, error.strerror)

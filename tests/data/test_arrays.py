@@ -44,6 +44,31 @@ def test_other_arrays_are_left_out_and_told(tmp_path, caplog):
     assert caplog.messages == [f"{tmp_path / 'x.npz'}: array '{key}' {said}" for key in ("ages", "image_labels")]
 
 
+def test_test_images_without_labels_are_left_out(tmp_path, caplog):
+    np.savez(tmp_path / "x.npz", x_train=GRAY, y_train=NUMBERS, x_test=GRAY, y_test=np.full(6, -1))
+    assert load(tmp_path / "x.npz").test is None
+    assert caplog.messages == [f"{tmp_path / 'x.npz'}: test has no labels: left out"]
+
+
+def test_class_names_may_be_the_bytes_of_utf_8(tmp_path):
+    words = np.where(WORDS == "cod", "caf\u00e9", WORDS)
+    np.savez(tmp_path / "x.npz", images=GRAY, labels=np.char.encode(words, "utf-8"))
+    made = load(tmp_path / "x.npz")
+    assert [made.class_names[label] for label in made.train.labels] == words.tolist()
+    np.savez(tmp_path / "x.npz", images=GRAY, labels=np.char.encode(words, "latin-1"))
+    with pytest.raises(ValueError, match=r"x\.npz: train has class names that are not UTF-8: save them as text$"):
+        load(tmp_path / "x.npz")
+
+
+def test_volumes_are_told_to_be_read_as_images_of_many_channels(tmp_path, caplog):
+    np.savez(tmp_path / "x.npz", images=np.zeros((6, 8, 8, 8), np.uint8), labels=NUMBERS)
+    assert load(tmp_path / "x.npz").train.images.channels == 8
+    assert caplog.messages == [f"{tmp_path / 'x.npz'}: volumes of 8 x 8 x 8 are read as images of 8 channels"]
+    caplog.clear()
+    np.savez(tmp_path / "x.npz", images=np.zeros((6, 8, 9, 8), np.uint8), labels=NUMBERS)
+    assert load(tmp_path / "x.npz").train.images.channels == 8 and not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [

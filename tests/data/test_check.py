@@ -25,6 +25,14 @@ def test_a_clean_set_has_no_findings():
     assert leaks("test", made.test.images, made.train.images, image_hashes(made.train.images)) == ""
 
 
+def test_an_accent_of_its_own_makes_no_other_class():
+    images, labels = pixels(4), [0, 1, 0, 1]
+    before = ImageSet.from_arrays(images, labels, class_names=["ant", "caf\u00e9"])
+    for name, other in (("cafe\u0301", False), ("cafe", True)):
+        now = ImageSet.from_arrays(images, labels, class_names=["ant", name])
+        assert differs(now, summary(before, before.train)) is other
+
+
 def test_test_images_that_come_or_go_change_no_training():
     with_test, without = balanced(pixels(40), test=(pixels(4, seed=1), [0, 1, 0, 1])), balanced(pixels(40))
     for before, now in ((with_test, without), (without, with_test)):
@@ -246,7 +254,8 @@ def test_images_that_are_decoded_batch_by_batch_are_not_searched_for_copies_and_
     monkeypatch.setattr(loaders, "IN_MEMORY", 0)
     monkeypatch.setattr(loaders, "_cache_file", lambda *_: None)
     image_set = load(tmp_path).with_validation(0.1)
-    train, val = (Batches(part, preprocess_of(), batch_size=8) for part in (image_set.train, image_set.val))
+    options = {"batch_size": 8, "memory_budget": 0}
+    train, val = (Batches(part, preprocess_of(), **options) for part in (image_set.train, image_set.val))
     assert check(image_set, train, val) == [
         "1 class has fewer than 10 training images: 'a' (8)",
         "the epoch to keep is chosen by 3 validation images, which is largely chance: hold out more or none "

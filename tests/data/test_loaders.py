@@ -204,7 +204,6 @@ def test_a_full_disk_is_gone_around(tmp_path, cache, caplog, monkeypatch):
     np.testing.assert_array_equal(as_needed.images.read(np.arange(6), preprocess_of()), expected)
     decode(split, preprocess_of(size=256), cache=cache)
     assert "has no room for 1.2 MB of decoded images" in caplog.text
-    assert "decoded images are not kept: each pass decodes them anew" in caplog.text
     assert list(cache.glob("*.npy")) == []
 
 
@@ -466,3 +465,29 @@ def test_what_a_killed_process_has_left_is_taken_away_after_a_day(cache, tmp_pat
     file.unlink()
     decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
     assert file.exists() and not old.exists() and new.exists()
+
+
+def test_what_a_killed_process_has_left_is_taken_away_before_room_is_looked_for(cache, tmp_path, monkeypatch):
+    write_folder(tmp_path / "x", {"a": 2, "b": 2})
+    left = cache / "of-other-images.unfinished"
+    cache.mkdir()
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0 if left.exists() else 1e9))
+    decode(load(tmp_path / "x").train, preprocess_of(), cache=cache)
+    assert not left.exists() and len(list(cache.glob("*.npy"))) == 1
+
+
+def test_images_in_memory_are_decoded_once_though_nothing_else_keeps_them(tmp_path, caplog, monkeypatch):
+    """Between what is decoded at once and the memory budget, without a cache."""
+    expected = write_folder(tmp_path / "x", {"a": 3, "b": 3})
+    monkeypatch.setattr(loaders, "IN_MEMORY", 100)
+    monkeypatch.setattr(loaders, "cache_folder", lambda: None)
+    split = load(tmp_path / "x").train.take(np.array([4, 0, 5]))
+    batches = Batches(split, preprocess_of(), batch_size=2)
+    assert batches.resident and isinstance(batches.images, ArrayImages) and caplog.text == ""
+    np.testing.assert_array_equal(batches.images.array, expected[[4, 0, 5]])
+    assert batches.images.describe(0) == split.images.describe(0)
+    Batches(split, preprocess_of(), batch_size=2, memory_budget=100)
+    assert "decoded images are not kept: each pass decodes them anew" in caplog.text

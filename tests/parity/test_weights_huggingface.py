@@ -268,10 +268,15 @@ def test_what_to_do_about_preprocessing_that_ours_cannot_do_is_told(tmp_path):
     made(tmp_path, *KINDS["vit"])
     said = json.loads((tmp_path / "preprocessor_config.json").read_text())
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(said | {"do_resize": False}))
-    with pytest.raises(
-        ValueError, match=r"does not resize images to one size: give another model, or correct that file$"
-    ):
+    with pytest.raises(ValueError) as caught:
         load_weights(tmp_path)
+    way_out = "give another model, or correct that file"
+    place = f"{tmp_path / 'preprocessor_config.json'} does not"
+    assert str(caught.value) == f"{place} resize images to one size: {way_out}"
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({k: v for k, v in said.items() if k != "image_mean"}))
+    with pytest.raises(ValueError) as caught:
+        load_weights(tmp_path)
+    assert str(caught.value) == f"{place} say what it should: KeyError 'image_mean': correct that file"
 
 
 def test_preprocessing_that_does_not_normalise_leaves_pixels_in_0_to_1():

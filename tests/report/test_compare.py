@@ -118,7 +118,9 @@ def test_what_is_no_finished_run_is_refused(runs, tmp_path, name):
             (tmp_path / file).write_bytes((runs / "a" / file).read_bytes())
     with pytest.raises(ValueError, match=rf"^{tmp_path} is not a finished run, it has no {name}: train it to the end"):
         read_run(tmp_path)
-    with pytest.raises(ValueError, match=r"^nowhere is not a finished run"):
+    with pytest.raises(
+        ValueError, match=r"^no run 'nowhere' here: give the folder of a run or an evaluation, or a shi"
+    ):
         read_run("nowhere")
 
 
@@ -500,7 +502,10 @@ def test_the_command_prints_both_tables_and_writes_the_page(vitreous, runs, tmp_
     assert (code, err) == (0, "") and "augment.shift" in out and "test top-1" in out
     assert f"comparison: {tmp_path / 'new' / 'c.html'}" in out and (tmp_path / "new" / "c.html").exists()
     code, _, err = vitreous("compare", "a", "nowhere")
-    assert code == 2 and err.startswith("vitreous: nowhere is not a finished run, it has no results.json: train it to")
+    assert code == 2 and err.startswith("vitreous: no run 'nowhere' here: give the folder of a run or an evaluation,")
+    (runs / "half").mkdir()
+    code, _, err = vitreous("compare", "a", "half")
+    assert code == 2 and err.startswith("vitreous: half is not a finished run, it has no results.json: train it to")
     assert err.endswith("or, for a model alone, give the folder that vitreous evaluate --out has written\n")
     code, _, err = vitreous("compare", "a", "--out", tmp_path)
     assert code == 2 and err.startswith(f"vitreous: {tmp_path} is a folder: name a file, such as")

@@ -59,6 +59,11 @@ def test_a_share_of_the_images_is_shown_as_often_in_all(share, epochs):
     assert recipe.epochs == 10 / float(share)
 
 
+def test_weights_that_are_taken_back_are_none():
+    _, _, reason = choose_recipe(images(100, 96), None, ["start.weights=x", "start.weights=null"])
+    assert reason.startswith("recipe photos, chosen for 100")
+
+
 @pytest.fixture
 def photos(tmp_path):
     return write_images(tmp_path / "photos", 10)

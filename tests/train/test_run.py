@@ -1222,6 +1222,12 @@ def test_memory_that_runs_out_when_the_model_is_judged_loses_nothing(trained, tm
     assert trained(less, tiny_set(), resume=True, on_step=pytest.fail).results["epochs"] == 1
 
 
+def test_a_run_goes_on_with_a_class_whose_accent_is_a_character_of_its_own(trained):
+    before, now = (replace(tiny_set(), class_names=("ant", "bee", name)) for name in ("caf\u00e9", "cafe\u0301"))
+    trained(tiny_recipe(), before, on_step=interrupt_after(6))
+    assert trained(tiny_recipe(), now, resume=True).results["epochs"] == tiny_recipe().epochs
+
+
 def test_a_run_goes_on_with_its_own_classes_only(trained):
     trained(tiny_recipe(), tiny_set(), on_step=interrupt_after(6))
     other = replace(tiny_set(), class_names=("ant", "bee", "wasp"))
@@ -2251,6 +2257,14 @@ def test_twice_a_second_it_tells_the_figures_of_the_epoch_so_far(trained, clock,
     assert [row[:2] for row in told] == [(0, 2), (0, 4), (1, 2), (1, 4)]
     assert told[0][2] == pytest.approx(statistics.mean(losses[:2]))
     assert [row[2:] for row in told[1::2]] == [(row["train_loss"], row["train_top1"]) for row in run.history]
+
+
+def test_the_number_of_channels_is_told_where_it_is_unusual(tmp_path):
+    for channels, said in ((3, "36 training images, 12"), (5, "36 training images of 5 channels, 12")):
+        text = io.StringIO()
+        options = {"pictures": False, "console": Console(file=text, width=200)}
+        fit(tiny_recipe(epochs=1), tiny_set(channels=channels), out=tmp_path / str(channels), **options)
+        assert f"stripes: {said} for validation" in text.getvalue()
 
 
 def test_the_terminal_shows_every_epoch(tmp_path):

@@ -93,6 +93,13 @@ def test_a_head_with_a_hidden_layer_is_new_and_follows_the_seed(tmp_path):
     assert torch.equal(hidden(0, 1), hidden(0, 2)) and not torch.equal(hidden(0, 1), hidden(3, 1))
 
 
+def test_a_head_is_kept_for_a_class_whose_accent_is_a_character_of_its_own(tmp_path):
+    tiny_bundle(classes=("ant", "bee", "cafe\u0301")).save(tmp_path / "own")
+    recipe = make_recipe({"epochs": 1, "start": {"weights": str(tmp_path / "own")}}, "test")
+    for last, new in (("caf\u00e9", False), ("cafe", True)):
+        assert load_start(recipe, ("ant", "bee", last)).facts["new_head"] is new
+
+
 def test_a_head_of_the_same_classes_is_kept_and_one_of_others_is_not(started, tmp_path):
     for names in (CLASSES, ("x", "y", "z")):
         bundle = tiny_bundle(seed=1, classes=names, head_hidden=4)

@@ -221,6 +221,12 @@ def test_those_who_cannot_teach_are_refused(taught, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_teacher_knows_a_class_whose_accent_is_a_character_of_its_own(tmp_path):
+    tiny_bundle(classes=("ant", "bee", "cafe\u0301")).save(tmp_path)
+    recipe = tiny_recipe(distill={"teacher": str(tmp_path)}).resolve(image_size=(8, 8), channels=1, num_classes=3)
+    assert load_teacher(recipe, ("caf\u00e9", "ant", "bee")).columns == [2, 0, 1]
+
+
 def test_a_teacher_is_found_from_any_folder(tmp_path, monkeypatch):
     tiny_bundle().save(tmp_path / "teacher")
     monkeypatch.chdir(tmp_path)

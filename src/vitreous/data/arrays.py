@@ -32,12 +32,27 @@ def read_npz(path: Path, name: str, source: str) -> ImageSet:
         raise ValueError(f"{path} is no npz file of plain arrays, or a damaged one: {first_line(error)}") from error
     pairs = {split: [arrays[key] for key in keys] for split, keys in _keys(list(arrays), source).items()}
     class_names = None
+    for split, (_, labels) in list(pairs.items()):
+        if split != "train" and labels.dtype.kind == "i" and labels.size and labels.max() < 0:
+            log.warning("%s: %s has no labels: left out", source, split)
+            del pairs[split]
     if pairs["train"][1].dtype.kind in "US":
-        class_names = np.unique(pairs["train"][1]).astype(str).tolist()
+        texts = {split: _texts(labels, f"{source}: {split}") for split, (_, labels) in pairs.items()}
+        class_names = sorted(set(texts["train"]))
         for split, pair in pairs.items():
-            pair[1] = match_labels(pair[1].astype(str).ravel().tolist(), class_names, f"{source}: {split}")
+            pair[1] = match_labels(texts[split], class_names, f"{source}: {split}")
+    if len({*(shape := pairs["train"][0].shape[1:])}) == 1 and len(shape) == 3 and shape[0] not in (1, 3):
+        log.warning("%s: volumes of %d x %d x %d are read as images of %d channels", source, *shape, shape[0])
     train, val, test = (pairs.get(split) for split in ("train", "val", "test"))
     return ImageSet.from_arrays(*train, val=val, test=test, class_names=class_names, name=name, source=source)
+
+
+def _texts(labels: np.ndarray, whose: str) -> list[str]:
+    """Class names of an array, as text or as the bytes of UTF-8."""
+    try:
+        return (np.char.decode(labels, "utf-8") if labels.dtype.kind == "S" else labels.astype(str)).ravel().tolist()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{whose} has class names that are not UTF-8: save them as text") from error
 
 
 def _keys(keys: list[str], source: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.divide import groups_of
-from vitreous.data.images import ImageSet, Split
+from vitreous.data.images import ImageSet, Split, composed
 from vitreous.data.loaders import Batches
 from vitreous.data.stores import SAMPLE, ArrayImages, FileImages, Images, even_rows, open_picture
 from vitreous.messages import shorten
@@ -137,7 +137,7 @@ def differs(image_set: ImageSet, record: dict, *, test: bool = True) -> bool:
     recorded = record.get("listed", record["per_class"])
     if not test:
         listed, recorded = ({k: v for k, v in part.items() if k != "test"} for part in (listed, recorded))
-    return list(image_set.class_names) != record["classes"] or listed != recorded
+    return composed(image_set.class_names) != composed(record["classes"]) or listed != recorded
 
 
 def altered(record: dict, name: str, digest: str | None) -> bool:

@@ -242,14 +242,19 @@ class ImageSet:
         return replace(self, **{"train": self.train.take(kept), split: self.train.take(held)})
 
 
+def composed(names: Iterable[str]) -> list[str]:
+    """Names with an é of two characters as one, so that they compare: macOS may write two."""
+    return [normalize("NFC", name) for name in names]
+
+
 def match_labels(names: Sequence[str], class_names: Sequence[str], split: str, owner: str = "train") -> np.ndarray:
     """The index of each name in the owner's `class_names`: int64 (N,). Raises ValueError for an unknown name.
 
     An é of one character and an é of two are the same, unless both are classes.
     """
     row_of = {name: row for row, name in enumerate(class_names)}
-    composed = {normalize("NFC", name): name for name in class_names}
-    meant = {name: name if name in row_of else composed.get(normalize("NFC", name), name) for name in set(names)}
+    known = dict(zip(composed(class_names), class_names, strict=True))
+    meant = {name: name if name in row_of else known.get(normalize("NFC", name), name) for name in set(names)}
     names = [meant[name] for name in names]
     if unknown := sorted(set(names) - set(class_names)):
         known = shorten(class_names, 10)

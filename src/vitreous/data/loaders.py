@@ -104,6 +104,13 @@ class Batches:
                     self._pixels[rows[0] : rows[-1] + 1] = torch.from_numpy(self.images.read(rows, preprocess))
                 except BrokenImage as error:
                     raise _met(error) from error
+        if isinstance(self.images, ArrayImages):
+            return
+        if not self.resident:
+            size = _bytes(self.images, preprocess) / 1e9
+            log.warning("%.1f GB of decoded images are not kept: each pass decodes them anew", size)
+        elif self.device.type == "cpu":
+            self.images = ArrayImages(self._pixels.numpy(), origin=self.images)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -201,12 +208,8 @@ def decode(
     elif small:
         array = np.empty((len(images), *preprocess.shape), np.uint8)
         broken = _decode_all(images, preprocess, array, progress)
-    else:
-        log.warning(
-            "%.1f GB of decoded images are not kept: each pass decodes them anew", _bytes(images, preprocess) / 1e9
-        )
-        if skip_broken:
-            broken = _decode_all(images, preprocess, None, progress)
+    elif skip_broken:
+        broken = _decode_all(images, preprocess, None, progress)
 
     alive = np.flatnonzero(~np.isin(rows, list(broken)))
     _report([broken[row] for row in rows if row in broken], len(split), skip_broken)
@@ -234,6 +237,10 @@ def _cache_file(cache: Path | None, images: Images, preprocess: Preprocess) -> P
     except OSError as error:
         log.warning("decoded images are not kept: %s: %s; %s", cache, error.strerror, ELSEWHERE)
         return None
+    for old in cache.glob("*.unfinished"):  # what killed processes have left takes room
+        with suppress(OSError):  # another process has taken it away, or it may not be
+            if time.time() - old.stat().st_mtime > ABANDONED:
+                old.unlink()
     if not file.exists() and not os.access(cache, os.W_OK):
         log.warning("decoded images are not kept: %s cannot be written to; %s", cache, ELSEWHERE)
         return None
@@ -258,10 +265,6 @@ def _cached(
     except (OSError, ValueError, EOFError):  # missing or damaged
         pass
 
-    for old in file.parent.glob(f"{file.stem}.*.unfinished"):
-        with suppress(OSError):  # another process has taken it away
-            if time.time() - old.stat().st_mtime > ABANDONED:
-                old.unlink()
     unfinished = file.with_name(f"{file.stem}.{uuid.uuid4().hex}.unfinished")
     try:
         shape = (len(whole), *preprocess.shape)

@@ -76,6 +76,8 @@ def read_run(run: os.PathLike[str] | str) -> Finished:
     record = "fold-1/data.json" if cross else "data.json"
     missing = [file for file in ("results.json", "recipe.yaml", record) if not (folder / file).is_file()]
     if missing:
+        if not folder.exists():
+            raise ValueError(f"no run '{run}' here: give the folder of a run or an evaluation, or a shipped name")
         raise ValueError(
             f"{run} is not a finished run, it has no {missing[0]}: train it to the end or, for a model alone, give the "
             "folder that vitreous evaluate --out has written"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vitreous.data.images import composed
 from vitreous.doctor import BASE, installed
 from vitreous.files import is_part, read_json
 from vitreous.messages import shorten
@@ -122,7 +123,7 @@ def check_same_recipe(recipe: Recipe, saved: Recipe, folder: Path) -> None:
 def check_same_classes(folder: Path, class_names: tuple[str, ...]) -> None:
     """Raises ValueError if the run in `folder`, if there is one, is of other classes."""
     record = folder / "data.json"
-    if record.is_file() and (classes := read_json(record)["classes"]) != list(class_names):
+    if record.is_file() and composed(classes := read_json(record)["classes"]) != composed(class_names):
         raise ValueError(
             f"the data is not what {folder} was trained on, whose {len(classes)} classes are {shorten(classes)}: "
             "resume with the same images"

@@ -39,10 +39,11 @@ def describe(job: Job, seen: dict[str, str], new: bool) -> None:
         share, name = job.recipe.distill.share, job.recipe.distill.teacher
         say(job.console, f"{share:.0%} of the loss is by what {name} answers to the same augmented images")
     val = len(job.val_batches) if job.val_batches else 0
-    names, test = job.data.class_names, job.data.test
+    names, test, channels = job.data.class_names, job.data.test, job.data.train.images.channels
+    unusual = "" if channels in (1, 3) else f" of {channels} channels"
     say(
         job.console,
-        f"{job.data.name}: {len(job.train_batches):,} training images, {val:,} for validation, "
+        f"{job.data.name}: {len(job.train_batches):,} training images{unusual}, {val:,} for validation, "
         f"{len(names)} classes ({shorten(names, 10)}){f'; {len(test):,} test images' if test else ''}; "
         f"{job.parameters:,} parameters; {job.engine.device.type}"
         f"{f' x {job.engine.processes}' if job.engine.processes > 1 else ''}, precision {job.precision}",

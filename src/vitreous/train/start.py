@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from vitreous.data.check import differs
-from vitreous.data.images import ImageSet
+from vitreous.data.images import ImageSet, composed
 from vitreous.data.sources import absolute, split_source
 from vitreous.evaluation import learnt_hashes, record_of
 from vitreous.files import read_json
@@ -69,7 +69,7 @@ def _seen_by(weights: str, recipe: Recipe, data: ImageSet) -> str:
         return ""
     changes = {name: value for name in sorted(DIVIDED) if (value := getattr(theirs, name)) != getattr(ours, name)}
     record = read_json(folder / "data.json")
-    other_labels = record["classes"] != list(data.class_names)  # the split is stratified
+    other_labels = composed(record["classes"]) != composed(data.class_names)  # the split is stratified
     if not changes and not other_labels and not _has_changed(data, theirs, record):
         return ""
     if ours.folds is not None:
@@ -121,7 +121,7 @@ def load_start(recipe: Recipe, class_names: tuple[str, ...]) -> Start:
                 "take --recipe finetune"
             )
     lines = report.lines()
-    own_head = report.named and bundle.class_names == class_names and not options.probe
+    own_head = report.named and composed(bundle.class_names) == composed(class_names) and not options.probe
     if not own_head or any(given.get(key, getattr(theirs, key)) != getattr(theirs, key) for key in HEAD):
         given = {"head_hidden": 0} | given
         if not report.new_head:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitreous.data.images import composed
 from vitreous.device import autocast, compiled
 from vitreous.messages import shorten
 from vitreous.model import ViT
@@ -32,7 +33,8 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
     bundle, report = load_weights(name)
     if not (report.named or report.imagenet):
         raise ValueError(f"teacher {name} does not name its classes: give a run on this data, or another named model")
-    if unknown := [own for own in class_names if own not in bundle.class_names]:
+    known = composed(bundle.class_names)
+    if unknown := [own for own in class_names if composed([own])[0] not in known]:
         raise ValueError(
             f"teacher {name} does not know {shorten(unknown, 5)}: it answers with {shorten(bundle.class_names, 5)}; "
             "give a model of all these classes, such as a run on this data"
@@ -42,7 +44,7 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
             f"teacher {name} reads images of {bundle.preprocess.channels} channels, and these have "
             f"{recipe.model.channels}: set model.channels={bundle.preprocess.channels}"
         )
-    columns = [bundle.class_names.index(own) for own in class_names]
+    columns = [known.index(own) for own in composed(class_names)]
     return Teacher(bundle.model, bundle.preprocess, columns, weights_digest(name))
 
 

@@ -128,6 +128,9 @@ def from_config(config: dict[str, Any], preprocessing: dict[str, Any] | None, cl
     other = "" if task == "single_label_classification" else task.replace("_", " ")
     try:
         preprocess = read_preprocessing(preprocessing, model.channels)
+    except (KeyError, TypeError) as error:
+        told = f"preprocessor_config.json does not say what it should: {type(error).__name__} {error}"
+        raise ValueError(f"{told}: correct that file") from error
     except ValueError as error:
         raise ValueError(f"{one_line(error)}: give another model, or correct that file") from error
     named = names if classes and names else None
@@ -154,7 +157,7 @@ def read_preprocessing(config: dict[str, Any], channels: int = 3) -> Preprocess:
     if "shortest_edge" in size and crop is None:
         raise ValueError("preprocessor_config.json leaves images of different sizes: it cuts out no centre")
     if config.get("resample", 2) not in RESAMPLE:
-        raise ValueError(f"resample {config['resample']} is not one of {RESAMPLE}")
+        raise ValueError(f"preprocessor_config.json has resample {config['resample']} , not one of {RESAMPLE}")
     edge = size.get("shortest_edge")
     whole = (edge, edge) if edge else (size["height"], size["width"])
     target = (crop["height"], crop["width"]) if crop else whole

@@ -258,7 +258,9 @@ def describe(file: Path, weights: Weights, layout: ModuleType, arch: str | None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not say what it should: {type(error).__name__} {error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {one_line(error)}") from error
+        said = one_line(error)
+        place = f"{file.parent}/" if said.startswith(PREPROCESSING) else f"{path}: "  # the other file names itself
+        raise ValueError(f"{place}{said}") from error
     raise ValueError(f"{path} is not a config of {layout.NAME}, whose names {file.name} has: {way}")
 
 
