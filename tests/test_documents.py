@@ -162,18 +162,22 @@ def test_the_first_recipes_stay_small_short_and_good(name, shape, parameters, se
     assert all(max(content["train_seconds"]) <= seconds and content["top1_mean"] >= top1 for content in found)
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("*-time_limit-*.json")), ids=lambda file: file.stem)
-def test_headers_state_what_was_reached_within_a_time(file):
-    content = json.loads(file.read_text())
+WITHIN_A_TIME = {  # of recipes as they are
+    name: content
+    for name, content in tables.saved().items()
+    if "-time_limit-" in name and all(key.startswith(("time_limit=", "compile=")) for key in content["overrides"])
+}
+
+
+@pytest.mark.parametrize("content", list(WITHIN_A_TIME.values()), ids=list(WITHIN_A_TIME))
+def test_headers_state_what_the_recipe_reaches_within_a_time(content):
     header = (RECIPES / f"{content['recipe']}.yaml").read_text().partition("\nepochs:")[0]
     (limit,) = (key.removeprefix("time_limit=") for key in content["overrides"] if key.startswith("time_limit="))
     sd = f" ± {100 * content['top1_sd']:.2f}" if content["n"] > 1 else ""
     reached = f"{limit} {100 * content['top1_mean']:.2f}{sd}% (n = {content['n']}, {content['passes']:.1f} passes)"
     words = " ".join(header.replace("\n#", " ").split())
-    assert reached in words
-    bounds = "time_limit=", "epochs="  # the second one of passes
-    others = [key for key in content["overrides"] if not key.startswith(bounds)]
-    assert all(other in words.partition(reached)[0] for other in others)
+    compiled = [key for key in content["overrides"] if key.startswith("compile=")]
+    assert reached in words and all(key in words.partition(reached)[0] for key in compiled)
     assert f"{content['params']:,} parameters" in header
 
 
