@@ -95,28 +95,29 @@ def card(folder: Path, repo: str | None = None) -> str:
     """The model card of a shared folder, from the files in it. repo: owner/name on the Hub, if it is there."""
     name, recipe = repo.partition("/")[2] if repo else folder.name, read_recipe(folder / "recipe.yaml")
     data, environment, results = (read_json(folder / f"{file}.json") for file in ("data", "environment", "results"))
-    config, preprocess, class_names, temperature, *_ = read_config(folder)
+    said = read_config(folder)
+    model, names = said.model, said.class_names
     source = recipe.data.source
     about, limit = SETS.get(source or "", (f"{source or data['name'] + ', a set of its own'}.", None))
     probabilities = "No temperature is applied to its probabilities."
-    if temperature != 1:
+    if said.temperature != 1:
         probabilities = (
-            f"Its probabilities are calibrated on the validation images alone (temperature {temperature:.3f})."
+            f"Its probabilities are calibrated on the validation images alone (temperature {said.temperature:.3f})."
         )
     limits = [limit] if limit else []
     limits += [
-        f"It knows these {len(class_names)} classes only, and gives one of them to any picture, whatever it shows.",
+        f"It knows these {len(names)} classes only, and gives one of them to any picture, whatever it shows.",
         f"On images unlike those it was trained on it will do worse. {probabilities}",
     ]
     alone = "" if results.get("start") or results.get("teacher") else " and nothing else"
-    counts, versions, (C, H, W) = data["counts"], environment["packages"], preprocess.shape
+    counts, versions, (C, H, W) = data["counts"], environment["packages"], said.preprocess.shape
     digests = "; ".join(f"{split} `{digest}`" for split, digest in data["hash"].items())
     digests = digests and f" SHA-256 of labels and pixels:\n{digests}."
-    patch = " x ".join(map(str, config.patch_size))
+    patch = " x ".join(map(str, model.patch_size))
     parts = {
-        " from overlapping convolutions": config.patch_embedding == "conv_stem",
-        ", a 3 x 3 convolution in each MLP": config.mlp_conv,
-        ", pooled by attention": config.pool == "attention",
+        " from overlapping convolutions": model.patch_embedding == "conv_stem",
+        ", a 3 x 3 convolution in each MLP": model.mlp_conv,
+        ", pooled by attention": model.pool == "attention",
     }
     beyond = "".join(part for part, there in parts.items() if there)
     megabytes = (folder / WEIGHTS).stat().st_size / 1e6
@@ -133,14 +134,14 @@ def card(folder: Path, repo: str | None = None) -> str:
         again += f" distill.teacher={teacher}"
     return f"""{HUB_HEADER if repo else ""}# {name}
 
-A Vision Transformer that tells the {len(class_names)} classes of {data["name"]} apart, {origin(recipe, results)} on \
+A Vision Transformer that tells the {len(names)} classes of {data["name"]} apart, {origin(recipe, results)} on \
 {counts["train"]:,} of its images{alone}.
 {_headline(results)}
 
 - {results["params"]:,} parameters, stored in {"float16" if "float16" in results else "float32"}: {megabytes:.1f} MB
-- {config.depth} blocks of width {config.dim}, {config.heads} heads, patches of {patch} pixels{beyond} (`config.json`)
+- {model.depth} blocks of width {model.dim}, {model.heads} heads, patches of {patch} pixels{beyond} (`config.json`)
 - reads {C} x {H} x {W} pixels (channels, rows, columns); pictures of another size are brought to it
-- answers with: {", ".join(map(_as_markdown, class_names))}
+- answers with: {", ".join(map(_as_markdown, names))}
 
 ## Use it
 

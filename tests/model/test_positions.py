@@ -38,7 +38,7 @@ def test_rotary_table_turns_pairs_by_row_and_column(prefix, grid):
 
 
 def test_a_smaller_grid_has_the_places_of_the_larger_one_it_is_resampled_from():
-    whole, half = rotary_table((4, 8), 8, 1), rotary_table((2, 4), 8, 1, of=(4, 8))
+    whole, half = rotary_table((4, 8), 8, 1), rotary_table((2, 4), 8, 1, old=(4, 8))
     whole, half = (torch.atan2(sin, cos)[1:] for cos, sin in (whole, half))  # angles below a turn, without the prefix
     middle = whole.view(2, 2, 4, 2, 4).mean(dim=(1, 3))  # of 2 x 2 patches
     torch.testing.assert_close(half[:, 1].view(2, 4), middle[..., 1])  # of the slow pair, which never turns halfway

@@ -624,7 +624,7 @@ def test_another_size_is_read_as_a_model_of_that_size_with_resampled_positions_d
 def test_rotary_positions_of_another_size_are_resampled():
     model = small(positions="rope", registers=2)
     model.set_image_size((16, 24))
-    torch.testing.assert_close(model.rotary, rotary_table((4, 6), 8, 3, of=(2, 3)))
+    torch.testing.assert_close(model.rotary, rotary_table((4, 6), 8, 3, old=(2, 3)))
 
 
 def test_a_size_that_patches_do_not_fit_is_refused():

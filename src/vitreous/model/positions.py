@@ -25,17 +25,17 @@ def sincos_2d(grid: tuple[int, int], dim: int) -> Tensor:
 
 
 def rotary_table(
-    grid: tuple[int, int], head_dim: int, prefix: int, of: tuple[int, int] | None = None
+    grid: tuple[int, int], head_dim: int, prefix: int, old: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (prefix + rows * columns, head_dim / 2), that `rotate` applies to queries and keys.
 
     Half of a head's pairs rotate with the row, half with the column, at frequencies 100^(-i / pairs); the `prefix`
-    tokens before the patches are not rotated. of: the grid whose positions are resampled to `grid`, such as that of a
+    tokens before the patches are not rotated. old: the grid whose positions are resampled to `grid`, such as that of a
     larger image. Source: Su et al. 2021; on images Heo et al. 2024 ("axial").
     """
     pairs = head_dim // 4
     frequencies = 100.0 ** (-torch.arange(pairs) / pairs)
-    sides = [(torch.arange(n) + 0.5) * (whole / n) - 0.5 for n, whole in zip(grid, of or grid, strict=True)]
+    sides = [(torch.arange(n) + 0.5) * (whole / n) - 0.5 for n, whole in zip(grid, old or grid, strict=True)]
     row, column = torch.meshgrid(*sides, indexing="ij")
     places = torch.stack([row.flatten(), column.flatten()], dim=1)  # (rows * columns, 2)
     angles = (places[:, :, None] * frequencies).flatten(1)  # (rows * columns, head_dim / 2)

@@ -229,7 +229,7 @@ class ViT(nn.Module):
             return
         self.image_size = self.config.changed(image_size=image_size).image_size
         if self.config.positions == "rope" and image_size != self.config.image_size:
-            cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, of=self.config.grid)
+            cos, sin = rotary_table(self.grid, self.config.head_dim, self.config.prefix, old=self.config.grid)
             self.resized_rotary = cos.to(self.rotary_cos), sin.to(self.rotary_sin)
         for module in self.modules():
             if isinstance(module, DepthwiseConv):
