@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from vitreous.augment import augment, draw, mix, plan
+from vitreous.device import pick_device
 from vitreous.preprocess import Preprocess
 from vitreous.recipe import make_recipe
 
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="toy batches, few rounds, no file")
     options = parser.parse_args()
     rounds = 3 if options.quick else 9
-    device = torch.device("cpu")
+    device = pick_device("cpu")  # keeps memory from step to step, as training does; so peers do, too
     torch.set_num_threads(1)
     torch.manual_seed(0)
     declare_torchvision_operators()

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitreous.data.images import Split
 from vitreous.data.loaders import Batches
 from vitreous.data.sources import load
+from vitreous.device import pick_device
 from vitreous.preprocess import Preprocess
 
 SIDE, BATCH, CLASSES = 224, 32, 4
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few images and rounds, no file")
     options = parser.parse_args()
     images, rounds = (48, 2) if options.quick else (2000, 5)
-    device = torch.device("cpu")
+    device = pick_device("cpu")  # keeps memory from step to step, as training does; so the peer does, too
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):  # images are decoded by threads, as many as there are cores
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -18,6 +18,7 @@ from vitreous.device import has_amx, has_fast_bf16
 from vitreous.doctor import matmul_rate
 from vitreous.files import read_json, write_json
 from vitreous.recipe import Recipe, flat
+from vitreous.train.folder import commit
 from vitreous.train.folds import fit_folds
 from vitreous.train.run import fit
 
@@ -126,8 +127,8 @@ def claim(recipe: Recipe, folder: Path) -> None:
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write results as JSON and print where."""
-    write_json(path, results)
+    """Write results as JSON, with the commit of the code that was measured, and print where."""
+    write_json(path, results | {"commit": commit()})
     print(f"written to {path.name}")
 
 
@@ -145,6 +146,11 @@ def between(values: Sequence[float], form: str) -> str:
 def threads(machine: dict[str, Any]) -> str:
     """How many threads a machine computed with, in words."""
     return f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+
+
+def one_thread(machine: dict[str, Any]) -> str:
+    """What goes before a command so that it computes with one thread, if that machine did."""
+    return "OMP_NUM_THREADS=1 " * (machine["threads"] == 1)
 
 
 def replaced(document: str, opening: str, closing: str, block: str) -> str:

@@ -1,6 +1,8 @@
 """Draw test top-1 on CIFAR against minutes of training, from benchmarks/results/*.json: python benchmarks/minutes.py"""
 
+import itertools
 import json
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +72,8 @@ def points(found: list[Timed]) -> dict[str, dict[str, list[list[float]]]]:
     """What is drawn: [minutes, top-1 in percent, settings that differ from the recipe's] for each set, and for each
     recipe and processor or GPU; other settings only where there is no figure without them."""
     lines: dict[str, dict[str, dict[float, list[float]]]] = {}
-    for run in sorted(found, key=lambda run: (run.recipe, run.changes, run.minutes)):
+    compared = [run for run in found if run.recipe.partition("-")[0] in COMPACT]
+    for run in sorted(compared, key=lambda run: (run.recipe, run.changes, run.minutes)):
         line = lines.setdefault(run.recipe.partition("-")[0], {}).setdefault(f"{run.recipe}, {run.units}", {})
         line.setdefault(run.minutes, [run.minutes, round(100 * run.top1, 2), run.changes])
     return {data: {name: sorted(line.values()) for name, line in by_name.items()} for data, by_name in lines.items()}
@@ -82,7 +85,7 @@ def draw(lines: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     ticks = 3, 5, 7, 15, 30, 60, 120
     kinds = dict.fromkeys(name.removeprefix(data) for data, by_name in lines.items() for name in by_name)
-    colors = dict(zip(kinds, COLORS, strict=True))
+    colors = dict(zip(kinds, itertools.cycle(COLORS), strict=False))
     for axes, (data, by_name) in zip(figure.subplots(1, len(lines)), lines.items(), strict=True):
         for name, line in by_name.items():
             color = colors[name.removeprefix(data)]
@@ -110,4 +113,5 @@ def saved() -> list[Timed]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     draw(points(saved()), PICTURE)

@@ -3,10 +3,11 @@
 import json
 import re
 import statistics
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, between, markdown, replaced, threads
+from measure import RESULTS, between, markdown, one_thread, replaced, threads
 from reproduction_runs import FOLDER
 
 from reproductions.__main__ import EXPERIMENTS
@@ -150,7 +151,7 @@ def speed() -> str:
     return (
         f"{loops:,.0f} images a second by loops, {rebuilt:,.0f} rebuilt: {content['faster_by']:.0f} times faster "
         f"(medians of {content['rounds']} interleaved rounds, batch {content['batch']}, "
-        f"{_machine(content['machine'])}; `{content['command']}`)."
+        f"{_machine(content['machine'])}; `{one_thread(content['machine'])}{content['command']}`)."
     )
 
 
@@ -208,4 +209,5 @@ def _machine(machine: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     DOCUMENT.write_text(filled(DOCUMENT.read_text(), saved()))

@@ -6,7 +6,7 @@
 Steps are AdamW steps on 32 px images, each model at patches of 4, 64 tokens, and one model at patches of 8 to 1. Epochs
 are those of whole runs, each a process of its own, that stream 1,000 to 1,000,000 memory-mapped images of 32 px through
 light augmentation into a model of almost nothing. Exponents are slopes of a log-log least-squares line: an epoch should
-grow by 1, its memory by 0.
+grow by 1.
 """
 
 import argparse
@@ -150,7 +150,6 @@ def main() -> None:
         "step by parameters": slope(by_model, "parameters", median),
         "step by tokens": slope(by_tokens, "tokens", median),
         "epoch by images": slope(by_images, "images", lambda row: row["seconds"]),
-        "memory by images": slope(by_images, "images", lambda row: row["bytes"]),
     }
     results = {"models": by_model, "tokens": by_tokens, "images": by_images, "exponents": exponents}
     from tables import scaling_tables  # not at the top, as each epoch's process would import it, too

@@ -3,9 +3,10 @@
 import json
 import math
 import statistics
+from argparse import ArgumentParser
 from pathlib import Path
 
-from measure import RESULTS, between, markdown, replaced, threads
+from measure import RESULTS, between, markdown, one_thread, replaced, threads
 from minutes import COMPACT, UNITS, minutes_table, timed
 from peers import OURS, RETURNED
 
@@ -229,7 +230,11 @@ def peers_table(peers: dict) -> str:
     for row in peers["rows"]:
         cells = [row["name"], row["precision"]]
         for figures in (row["training"], row["inference"]):
-            cells += [f"{figures['images_per_second']:.1f}", f"{figures['ours_by_default_is_faster_by']:.2f}"]
+            rate, (low, high) = figures["images_per_second"], figures["quartiles"]
+            cells += [
+                f"{rate:.1f}{spread(low, rate, high, '{:.1f}')}",
+                f"{figures['ours_by_default_is_faster_by']:.2f}",
+            ]
         if row["mode"] == "eager":
             cells.append(f"{row['training']['peak_mib']:,.0f}")
         rows.setdefault(row["mode"], []).append(cells)
@@ -283,7 +288,7 @@ def deployment_sentence(deployment: dict) -> str:
     return (
         f"int8 on the digits' test images: {', '.join(top1)}. Beside torch in float32, {model} in int8 "
         f"is {', '.join(ratios)}; the graph in float32 (`onnx`) is {plain} times as fast ({machine['processor']}, "
-        f"{threads(machine)}; `python benchmarks/deployment.py`).{varied}"
+        f"{threads(machine)}; `{one_thread(machine)}python benchmarks/deployment.py`).{varied}"
     )
 
 
@@ -314,6 +319,8 @@ def scaling_tables(scaling: dict) -> str:
     few, many = scaling["tokens"][-2:]
     times = [row["seconds"]["median"] / row["batch"] for row in (few, many)]
     last = math.log(times[1] / times[0]) / math.log(many["tokens"] / few["tokens"])
+    before, largest = scaling["images"][-2:]
+    each = (largest["bytes"] - before["bytes"]) / (largest["images"] - before["images"])
     steps = [
         [
             row["size"],
@@ -333,8 +340,8 @@ def scaling_tables(scaling: dict) -> str:
             f"tokens to the power of {power['step by tokens']:.2f}; from {few['tokens']} to {many['tokens']:,} tokens "
             f"alone it is {last:.1f}:",
             markdown(["model", "parameters", "tokens", "batch", "ms an image"], steps),
-            f"The time of an epoch grows with the images to the power of {power['epoch by images']:.2f}, the peak "
-            f"memory to the power of {power['memory by images']:.2f}:",
+            f"The time of an epoch grows with the images to the power of {power['epoch by images']:.2f}; from "
+            f"{before['images']:,} to {largest['images']:,} the peak memory grows by {each:.0f} bytes an image:",
             markdown(["images", "seconds an epoch", "peak memory, MB"], epochs),
         ]
     )
@@ -378,7 +385,8 @@ def gpu_table(throughput: dict, to_94: dict) -> str:
         cells += [f"{row['inference_images_per_second']:,.0f}" if "inference_images_per_second" in row else ""]
         rows.append([*cells, row["machine"]] if several else cells)
     head = ["model", "form", "batch", "training, images/s", "training, TFLOP/s"]
-    head += [f"of {peak:g} TFLOP/s"] * bool(peak) + ["inference, images/s"] + ["machine"] * several
+    head += [f"of {peak:g} TFLOP/s"] if peak else []
+    head += ["inference, images/s"] + ["machine"] * several
     which, others = "Machine", ""
     if several:
         which += f" {machine['number']}"
@@ -390,12 +398,14 @@ def gpu_table(throughput: dict, to_94: dict) -> str:
         f"{markdown(head, rows)}\n\n"
         f"Recipe `{to_94['recipe']}` with `{' '.join(to_94['changes'])}` reaches {100 * to_94['mean_top1']:.2f}% on "
         f"CIFAR-10 in {to_94['mean_seconds']:.1f} s (n = {to_94['n']}: {each}), beside {compiling} s for compiling.\n\n"
-        f"{which}: {describe(machine)}.{others}"
+        f"{which}: {describe(throughput)}.{others}"
     )
 
 
-def describe(machine: dict) -> str:
-    rates = machine["matmul_gflops"]
+def describe(results: dict) -> str:
+    """Where it was measured. Rates of products timed in turns with the rest are better than one before it."""
+    machine = results["machine"]
+    rates = machine["matmul_gflops"] | {k: round(v) for k, v in results.get("product_gflops", {}).items()}
     gpu = f"{machine['device']}, " if machine.get("units") == "cuda" else ""
     return (
         f"{gpu}{machine['processor']}, {threads(machine)}, torch {machine['torch']}; plain matrix products: "
@@ -407,10 +417,7 @@ def blocks(results: dict[str, dict]) -> dict[Path, dict[str, str]]:
     """For each document, what stands between which of its marks."""
     tables = {name: peers_table for name in PEERS}
     tables |= {"augment": augment_table, "loading": loading_table, "scaling": scaling_tables}
-    measured = {
-        name: f"{make(results[name])}\n\nMachine: {describe(results[name]['machine'])}."
-        for name, make in tables.items()
-    }
+    measured = {name: f"{make(results[name])}\n\nMachine: {describe(results[name])}." for name, make in tables.items()}
     explained = [results[f"faithfulness-{name}"] for name in EXPLAINED]
     measured |= {
         "fine-tuning": transfer_table(results["fine-tuning"], results["own-checkpoint"]),
@@ -443,5 +450,6 @@ def saved() -> dict[str, dict]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__).parse_args()
     for path in (README, MEASUREMENTS):
         path.write_text(filled(path, saved()))

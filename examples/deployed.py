@@ -87,4 +87,6 @@ def main(model: str, *files: str) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

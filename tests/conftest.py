@@ -1,5 +1,6 @@
 """For all tests: no cache outside the test's own folder, and one thread, so that tests beside each other stay fast."""
 
+import itertools
 import os
 import signal
 import sys
@@ -25,16 +26,33 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that `auto` is the CPU
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    return map(tmp_path_factory.mktemp("caches").joinpath, map(str, itertools.count()))
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Decoded images are kept where the test can see them, and nowhere else."""
-    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(caches, monkeypatch):
+    """Decoded images are kept where the test can see them, and nowhere else: in a folder that is not there yet."""
+    place = next(caches)
+    monkeypatch.setenv("VITREOUS_CACHE", str(place))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Whichever tests ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -66,6 +84,12 @@ def sealed():
 def recipe():
     """Two epochs of a model of one block."""
     return tiny_recipe()
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Explanations are saved without drawing their pictures, which takes a third of a second each."""
+    monkeypatch.setattr("vitreous.plots.explanation", lambda *_, path, **__: path.write_bytes(b"drawn"))
 
 
 @pytest.fixture

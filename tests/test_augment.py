@@ -167,7 +167,6 @@ def test_autocast_changes_nothing():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_gpu_is_never_waited_for_and_agrees_with_the_cpu():
     images, labels, rows = pictures(64), torch.arange(64), draw(EVERYTHING, 64, 0, 0)

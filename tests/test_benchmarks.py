@@ -253,6 +253,8 @@ def test_a_figure_stands_under_its_time_limit_and_processor_wherever_these_come_
         ("H100", 3.75, 0),
     ]
     assert "H100" not in minutes.minutes_table(found)
+    other = minutes.timed([figures | {"recipe": "mnist", "overrides": [], "time_limit": 300.0}])  # no set of the chart
+    assert minutes.points(found + other) == minutes.points(found)
 
 
 def test_shuffled_weights_are_the_same_numbers_elsewhere():

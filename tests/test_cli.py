@@ -237,7 +237,7 @@ def test_explain_draws_each_image(vitreous, tmp_path):
     assert json.loads((out_folder / "000.json").read_text())["against"] is None  # and nothing takes another's place
 
 
-def test_explain_tells_of_maps_that_do_not_add_up(vitreous, tmp_path, monkeypatch, caplog):
+def test_explain_tells_of_maps_that_do_not_add_up(vitreous, tmp_path, monkeypatch, caplog, undrawn):
     where, told = "vitreous.explain.explanations.integrated_gradients", "maps are inexact: integrated gradients sh"
     command = "explain", "run", "photos/test/ant", "--out", tmp_path / "maps"
     monkeypatch.setattr(where, lambda *given, against: integrated_gradients(*given, steps=1000, against=against))
@@ -449,6 +449,15 @@ def test_broken_images_of_other_data_are_left_out_where_that_is_asked_for(vitreo
     assert code == 2 and err.startswith(f"vitreous: {photos}/bee/bad.png: not a JPEG, PNG")
     code, out, _ = vitreous(*words, "--skip-broken")
     assert code == 0 and re.search(r"\b12 images|\bimages\W+12\b", out)
+
+
+def test_what_is_written_without_a_name_has_the_one_that_the_readme_gives(vitreous, work, tmp_path, monkeypatch):
+    run, image = work / "run", work / "photos/test/cat/001.png"
+    monkeypatch.chdir(tmp_path)
+    for command in (["look", run, "--count", 2], ["walk", run, image]):
+        assert vitreous(*command)[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"look", "walk.html"}
+    assert (tmp_path / "look" / "look.json").is_file()
 
 
 def test_walk_writes_one_page(vitreous, tmp_path):

@@ -25,6 +25,13 @@ def test_versions_devices_and_rates_are_told(capsys):
     assert "precision auto is " in text and "device auto is " in text and "GiB memory free" in text
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, ", 1 thread, "), (3, ", 3 threads, ")])
+def test_the_number_of_threads_is_told(monkeypatch, capsys, threads, said):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    doctor.examine()
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("bf16", "told"), [(150, False), (400, False), (840, True)])
 def test_a_precision_that_is_faster_than_auto_is_told(monkeypatch, capsys, bf16, told):
     monkeypatch.setattr(doctor, "matmul_rate", lambda _, dtype: bf16 if dtype == torch.bfloat16 else 280)

@@ -72,6 +72,12 @@ def test_throughput_is_measured_of_models_stages_and_the_loop(part):
     assert min(content["stages_ms"].values()) > 0 and content["loop_images_per_second"] > 0
     assert "Optimizer.step#Muon.step" in (out / "profile.txt").read_text()
 
+    rates = {"matmul_gflops": {"float32": 1, "bf16": 2}, "torch": "2", "processor": "x", "threads": 1}
+    shown = content | {"machine": content["machine"] | rates}
+    to_94 = tables.saved()["time-to-94"]
+    assert "of 0.5 TFLOP/s" in tables.gpu_table(shown, to_94)
+    assert "TFLOP/s | inference" in tables.gpu_table(shown | {"peak_tflops": None}, to_94)
+
     record, mfu = out.parent / "throughput.json", content["models"][0]["mfu"]
     part("throughput", "--peak", "1", refuse=True)
     assert json.loads(record.read_text())["models"][0]["mfu"] == pytest.approx(mfu / 2)

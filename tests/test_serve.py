@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import inspect
 import io
 import json
 import os
@@ -29,6 +30,7 @@ from starlette.testclient import TestClient
 from tiny import UNREADABLE, csv_rows, stripes, tiny_bundle
 
 from vitreous import __version__, extras, serve
+from vitreous.cli import answers
 from vitreous.explain import explain
 from vitreous.prediction import predict
 from vitreous.report.pictures import heated, picture
@@ -183,6 +185,7 @@ def test_people_are_refused_on_the_page(client, monkeypatch):
 
 def test_the_limits_are_those_that_the_documents_name():
     told = " ".join((Path(__file__).parent.parent / "docs" / "deploying.md").read_text().split())
+    assert f"port {inspect.signature(answers.serve).parameters['port'].default} by default" in told
     assert f"413 above {serve.LARGEST // 10**6} MB" in told and serve.LARGEST % 10**6 == 0
     assert f"while {serve.AT_ONCE} wait" in told
     assert "408 for a request that takes longer than a minute to arrive" in told and serve.SLOW == 60

@@ -5,7 +5,6 @@ import itertools
 import multiprocessing
 import os
 import shutil
-import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from vitreous.data import loaders, parquet
 from vitreous.data.images import ImageSet, Split
 from vitreous.data.loaders import Batches, cache_folder, decode
 from vitreous.data.sources import load
-from vitreous.data.stores import ArrayImages, BrokenImage, FileImages, Images
+from vitreous.data.stores import ArrayImages, BrokenImage, FileImages
 
 
 def fails(*args, **kwargs):
@@ -84,19 +83,20 @@ def test_other_settings_or_other_files_are_decoded_anew(tmp_path, cache, monkeyp
     np.testing.assert_array_equal(newest.images.array[1], changed)
 
 
+@pytest.mark.parametrize(("seconds", "workers"), [(1.0, 4), (1e-6, 1)])  # a part: tiny images gain nothing by threads
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
-def test_several_threads_decode_as_one_does(tmp_path, monkeypatch, kind):
+def test_several_threads_decode_as_one_does(tmp_path, monkeypatch, kind, seconds, workers):
     expected = write_folder(tmp_path / "x", {"a": 200, "b": 200})
     if kind == "parquet":
         write_parquet(tmp_path / "x.parquet", {"image": hub_images(expected), "label": [0, 1] * 200})
         monkeypatch.setattr(parquet, "HELD_BYTES", 0)  # no part of the file is kept for another thread
-    ticks, threads, read = itertools.count(), set(), Images.read
-    monkeypatch.setattr(loaders.time, "perf_counter", lambda: float(next(ticks)))  # a second for each part
+    ticks, asked, pool = itertools.count(), [], loaders.ThreadPoolExecutor
+    monkeypatch.setattr(loaders.time, "perf_counter", lambda: seconds * next(ticks))
     monkeypatch.setattr(loaders, "cores", lambda: 4)
-    monkeypatch.setattr(Images, "read", lambda self, *given: threads.add(threading.get_ident()) or read(self, *given))
+    monkeypatch.setattr(loaders, "ThreadPoolExecutor", lambda count: asked.append(count) or pool(count))
     found = decode(load(tmp_path / f"x{'.parquet' * (kind == 'parquet')}").train, preprocess_of())
     np.testing.assert_array_equal(found.images.array, expected)
-    assert len(threads) > 1
+    assert asked == [workers]
 
 
 def test_an_interrupted_decoding_leaves_nothing(tmp_path, cache):
@@ -403,7 +403,6 @@ def test_measured_statistics_are_those_of_the_fitted_pixels(budget, monkeypatch)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize(("budget", "workers"), [(1 << 20, 0), (0, 2)])
 def test_batches_on_a_gpu_equal_those_on_the_host(budget, workers):
     split = ImageSet.from_arrays(pixels(11), np.arange(11) % 2).train

@@ -5,11 +5,6 @@ from small_models import VARIANTS, small
 from vitreous.model import ViT
 
 
-@pytest.fixture(autouse=True)
-def same_random_numbers():
-    torch.manual_seed(0)
-
-
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
 def model(request) -> ViT:
     return small(**request.param)

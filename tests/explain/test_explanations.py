@@ -403,7 +403,7 @@ def test_no_explanation_takes_the_place_of_a_picture(tmp_path):
             stems(["photos/b.jpg"], tmp_path)
 
 
-def test_saving_an_explanation_takes_the_place_of_an_explanation_alone(files, tmp_path):
+def test_saving_an_explanation_takes_the_place_of_an_explanation_alone(files, tmp_path, undrawn):
     (found,) = explain(tiny_bundle(), files[0], device="cpu")
     for suffix in (".png", ".json"):
         theirs = tmp_path / f"mine{suffix}"
@@ -424,7 +424,7 @@ def test_rollout_is_computed_once(files, monkeypatch):
     np.testing.assert_array_equal(found.map, found.rollout)
 
 
-def test_an_explanation_of_before_is_replaced(tmp_path):
+def test_an_explanation_of_before_is_replaced(tmp_path, undrawn):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     one, other = tiny_bundle(), tiny_bundle(seed=1)
     for bundle, name in [(one, "a"), (other, "a-2"), (one, "a"), (other, "a-2")]:
@@ -436,7 +436,7 @@ def test_an_explanation_of_before_is_replaced(tmp_path):
     assert stem.name == "a-3" and len(list((tmp_path / "out").iterdir())) == 4
 
 
-def test_questions_that_look_alike_as_file_names_are_told_apart(tmp_path):
+def test_questions_that_look_alike_as_file_names_are_told_apart(tmp_path, undrawn):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     bundle = tiny_bundle()
     (found,) = explain(bundle, tmp_path / "a.png", device="cpu")

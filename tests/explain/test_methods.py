@@ -201,8 +201,6 @@ def test_a_choice_that_is_not_there_is_one_line(images, choice, message):
 @pytest.mark.gpu
 @every_method
 def test_maps_on_a_gpu_are_those_of_the_cpu(model, images, method):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
     expected = explanation_maps(model, images, method)
     found = explanation_maps(model.cuda(), images.cuda(), method)
     assert found.is_cuda

@@ -13,10 +13,7 @@ def config(**changes) -> ViTConfig:
     return ViTConfig(**options | changes)
 
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize(("image_size", "patch_size"), [(8, 4), ((8, 12), 4), ((8, 12), (2, 4)), ((6, 4), (6, 1))])
 def test_linear_and_conv_patches_are_the_same_map(channels, image_size, patch_size, where):
@@ -111,7 +108,6 @@ def test_the_mean_of_a_convolution_is_the_convolution_of_the_mean_with_fewer_pro
 
 
 @pytest.mark.gpu
-@NO_GPU
 @pytest.mark.parametrize("stride", [(2, 2), (1, 2)])
 def test_on_a_gpu_the_gradients_of_a_mean_are_those_on_the_cpu(stride):
     """torch's own of a padded mean over images with channels last were those of its neighbours."""

@@ -124,4 +124,7 @@ def test_every_size_has_a_table(size):
     summary = summarise(ViTConfig(size=size))
     table = render(summary)
     assert f"{summary.parameters:,} parameters" in table.title
+    sizes = summary.weight_bytes, summary.training_bytes, summary.activation_bytes
+    weights, training, activations = (f"{size / 2**20:,.1f} MiB" for size in sizes)
+    assert table.caption == f"weights {weights}; in training {training} and {activations} an image"
     assert table.row_count == len([row for row in summary.rows if row.level == 0]) + 2

@@ -59,6 +59,16 @@ def test_a_share_of_the_images_is_shown_as_often_in_all(share, epochs):
     assert recipe.epochs == 10 / float(share)
 
 
+def test_a_named_set_without_a_recipe_of_its_name_has_one_for_its_images(tmp_path, monkeypatch):
+    write_images(tmp_path / "fashion-mnist" / "train", 8)
+    monkeypatch.setenv("VITREOUS_DATA", str(tmp_path))
+    assert choose_recipe("fashion-mnist", None, [])[2].startswith("recipe small-images, chosen for 24 training images")
+
+
+def test_the_head_is_fitted_first_to_as_many_images_as_the_documents_say():
+    assert choose.PROBED == 10_000
+
+
 def test_weights_that_are_taken_back_are_none():
     _, _, reason = choose_recipe(images(100, 96), None, ["start.weights=x", "start.weights=null"])
     assert reason.startswith("recipe photos, chosen for 100")

@@ -139,7 +139,6 @@ def test_the_loss_of_mixed_images_is_that_of_both_labels_by_their_shares(monkeyp
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:TensorFloat32", "ignore:\\s*Online softmax")
 @pytest.mark.parametrize("choice", [False, True])
 def test_a_gpu_is_not_waited_for_between_two_reports(monkeypatch, choice):
@@ -289,10 +288,7 @@ def test_compiling_needs_a_compiler(monkeypatch, compile_calls):
     "where",
     [
         pytest.param("cpu", marks=pytest.mark.slow),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")],
-        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
     ],
 )
 @pytest.mark.filterwarnings("ignore:TensorFloat32")

@@ -16,7 +16,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -642,9 +641,10 @@ def test_what_was_told_while_the_data_was_found_is_kept_and_told_once(tmp_path, 
     (tmp_path / "photos" / "test").mkdir()
     shutil.copy(next((tmp_path / "photos").rglob("*.png")), tmp_path / "photos" / "test" / "x.png")
     text, data = io.StringIO(), {"source": str(tmp_path / "photos")}
-    run = fit(tiny_recipe(epochs=1, data=data), out=tmp_path / "run", console=Console(file=text))
-    told = "test has no class folders, so its images have no labels: left out"
+    recipe, told = tiny_recipe(epochs=1, data=data), "test has no class folders, so its images have no labels: left out"
+    fit(recipe, out=tmp_path / "run", console=Console(file=text), on_step=interrupt_after(1))
     assert caplog.text.count(told) == 1 and told not in text.getvalue()
+    run = fit(recipe, out=tmp_path / "run", resume=True, console=Console(quiet=True))
     for file in "train.log", "report.html":
         assert (run.folder / file).read_text().count(told) == 1
 
@@ -1206,6 +1206,17 @@ def test_a_missing_test_image_is_told_before_training_and_a_broken_one_loses_not
         trained(longer, None, "other", finish=True)
 
 
+def test_a_missing_test_image_of_a_table_may_be_left_out(trained, tmp_path):
+    splits = {"train": 12, "test": 4}
+    files = [(file, split) for split, n in splits.items() for file in write_images(tmp_path / split, n).rglob("*.png")]
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name},{split}" for file, split in files]
+    (tmp_path / "x.csv").write_text("\n".join(["image,label,split", *rows, "gone.png,ant,test"]))
+    recipe = tiny_recipe(epochs=1, data={"source": str(tmp_path / "x.csv")})
+    with pytest.raises(ValueError, match=r"gone\.png, a test image, is not there: put it there, or leave it out by"):
+        trained(recipe, None, on_step=pytest.fail)
+    assert trained(recipe.with_options("data", skip_broken=True), None).results["test"]["count"] == 12
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. Tried to allocate"), ValueError("do not fit")])
 def test_memory_that_runs_out_when_the_model_is_judged_loses_nothing(trained, tmp_path, monkeypatch, error):
     if isinstance(error, ValueError):  # of images
@@ -1364,9 +1375,11 @@ def test_resume_refuses_another_recipe_by_its_first_difference(trained, changes,
 
 
 def test_what_changes_no_weight_may_change_on_the_way(trained, everything):
+    pytest.importorskip("tensorboard")
     trained(tiny_recipe(**EVERYTHING), tiny_set(), "parts", on_step=interrupt_after(6))
     data = {"val_fraction": 0.25, "memory_budget": 1e-9, "workers": 0, "skip_broken": True}
-    run = trained(tiny_recipe(**EVERYTHING, data=data, compile=False), tiny_set(), "parts", resume=True)
+    changed = tiny_recipe(**EVERYTHING, data=data, compile=False, track=["tensorboard"])
+    run = trained(changed, tiny_set(), "parts", resume=True)
     assert equal(weights_of(everything.folder), weights_of(run.folder))
 
 
@@ -1431,17 +1444,17 @@ def test_resume_refuses_other_data(trained, change):
 def test_one_process_at_a_time_trains_into_a_folder(trained, tmp_path):
     """Two that begin at once: neither sees a run of the other there yet."""
 
-    said = []
+    refused = []
 
     def begin_another(state, _):
         if state.step == 2:
-            code = "import sys; from pathlib import Path; from vitreous.train.folder import alone\n"
-            code += f"with alone(Path({str(tmp_path / 'run')!r})): pass"
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-            said.append(done.stderr)
+            said = f"another process trains into {tmp_path / 'run'}: wait for it"
+            with pytest.raises(ValueError, match=said), alone(tmp_path / "run"):
+                pytest.fail("two at once")
+            refused.append(True)
 
     run = trained(tiny_recipe(epochs=1), tiny_set(), on_step=begin_another)
-    assert [f"another process trains into {tmp_path / 'run'}: wait for it" in text for text in said] == [True]
+    assert refused == [True]
     with alone(run.folder):
         pass
 
@@ -2101,6 +2114,21 @@ def test_a_dry_run_tells_the_time_needed_or_what_the_limit_suffices_for(tmp_path
     options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
     batch = {"optim": {"batch_size": 36}} if told.endswith(" 1 step") else {}
     fit(tiny_recipe(epochs=epochs, time_limit=limit, **batch), tiny_set(), out=tmp_path / "run", **options)
+    assert told in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("batch", "seconds", "told"),
+    [
+        (4, [7, 1, 1, 1, 50, 1, 1, 1], "about 18 s for 2 epochs of 9 steps"),  # a slow step counts for nothing
+        (9, [7, 1, 1, 1, 8, 1, 1, 1], "about 16 s for 2 epochs of 4 steps"),  # one in four has a validation before it
+    ],
+)
+def test_a_dry_run_tells_validations_from_a_slow_step(tmp_path, monkeypatch, batch, seconds, told):
+    ticks, text = itertools.accumulate([0, *seconds]), io.StringIO()
+    monkeypatch.setattr(preview, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    options = {"dry_run": True, "pictures": False, "console": Console(file=text)}
+    fit(tiny_recipe(epochs=2, optim={"batch_size": batch}), tiny_set(), out=tmp_path / "run", **options)
     assert told in text.getvalue()
 
 

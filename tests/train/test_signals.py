@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -44,16 +45,20 @@ def test_a_signal_that_comes_while_a_line_is_written_asks_all_the_same(monkeypat
     monkeypatch.setattr(signals.log, "handlers", [handler])
     monkeypatch.setattr(signals.log, "propagate", False)
 
-    def interrupt():
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGINT)  # the main thread waits for the reader
-        time.sleep(0.2)
+    def interrupt(stop):
+        deadline = time.monotonic() + 60
+        while select.select([], [ends[1]], [], 0)[1] and time.monotonic() < deadline:
+            time.sleep(0.001)  # until the pipe is full, and the main thread waits for the reader
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.01)  # the handler speaks right after it has asked
         while os.read(reader, 1 << 16):
             pass
 
     with os.fdopen(ends[1], "w") as screen, stop_flag() as stop:
         handler.emit = lambda record: print(record.getMessage(), file=screen, flush=True)  # as `show_log` does
-        thread = threading.Thread(target=interrupt)
+        thread = threading.Thread(target=interrupt, args=(stop,), daemon=True)
         thread.start()
         print(line, file=screen, flush=True)
         assert stop()
