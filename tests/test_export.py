@@ -232,6 +232,14 @@ def test_the_example_tells_whether_a_graph_still_answers_as_it_did(run, tmp_path
     assert len(told) == 12 and told[1] == f"{folder}: 0.00% of the pixels differ by more than a level, at most by 0"
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_example_says_how_it_is_called(monkeypatch, arguments):
+    file = Path(__file__).parent.parent / "examples" / "deployed.py"
+    monkeypatch.setattr(sys, "argv", [str(file), *arguments])
+    with pytest.raises(SystemExit, match=r"python examples/deployed\.py runs/photos/export/onnx/model\.onnx cat\.jpg"):
+        runpy.run_path(str(file), run_name="__main__")
+
+
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 def test_the_example_refuses_what_has_more_than_8_bits(deployed, mode):
     with pytest.raises(ValueError, match=f"^{mode} is more than 8 bits a pixel: multiply by 255 / white .*round"):
