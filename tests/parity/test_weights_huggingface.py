@@ -246,6 +246,7 @@ def test_a_cut_that_ours_would_make_otherwise_is_refused(size, crop, reason):
         ({"do_resize": False}, "does not resize images to one size"),
         ({"size": None}, "does not resize images to one size"),
         ({"do_rescale": False}, "does not scale pixels to 0..1"),
+        ({"resample": 4}, f"has resample 4, not one of {', '.join(map(str, from_huggingface.RESAMPLE))}"),
         ({"do_flip_channel_order": True}, "has a step that ours lacks: do_flip_channel_order"),
         ({"rescale_factor": 1 / 127.5}, "does not scale pixels to 0..1"),
         ({"size": {"shortest_edge": 32}}, "leaves images of different sizes: it cuts out no centre"),

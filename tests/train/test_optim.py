@@ -209,20 +209,20 @@ class Replayed(optim.CapturedUpdate):
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_recorded_steps_are_those_that_are_not(monkeypatch, where):
-    """A state of two steps earlier is loaded at the sixth; what was recorded must not go on with the one before."""
+def test_captured_steps_are_those_that_are_not(monkeypatch, where):
+    """A state of two steps earlier is loaded at the sixth; what was captured must not go on with the one before."""
     if where == "cpu":
         monkeypatch.setattr(optim, "CapturedUpdate", Replayed)
     settings, found, counts = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}, [], []
     for recording in ((where,), ()):
-        monkeypatch.setattr(optim, "RECORDING", recording)
+        monkeypatch.setattr(optim, "CAPTURING", recording)
         weights = [nn.Parameter(weight.detach().to(where)) for weight in matrices([*SHAPES, (24, 2, 2, 2)])]
         muon = with_peaks(Muon([{"params": weights[:2], "parts": 2}, {"params": weights[2:]}], **settings))
         saved = {}
 
         def gradient(i, step, muon=muon, weights=weights, saved=saved):
             if i == 0:
-                counts.append(sum(made is not None for made in muon._recorded.values()))
+                counts.append(sum(made is not None for made in muon._captured.values()))
                 saved[step] = copy.deepcopy(muon.state_dict())
                 if step == 5:
                     muon.load_state_dict(saved[3])

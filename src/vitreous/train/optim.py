@@ -13,7 +13,7 @@ from vitreous.device import has_fast_bf16
 from vitreous.recipe import OptimOptions
 
 TOKENS = ("class_token", "registers", "positions")
-RECORDING = ("cuda",)  # kinds of devices on which Muon's steps are recorded
+CAPTURING = ("cuda",)  # kinds of devices on which Muon's steps are captured
 
 
 def make_optimizers(model: nn.Module, options: OptimOptions) -> list[torch.optim.Optimizer]:
@@ -84,12 +84,12 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float, weight_decay: float, momentum: float):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self._recorded: dict[tuple[int, ...], CapturedUpdate | None] = {}  # by the weights that are updated
+        self._captured: dict[tuple[int, ...], CapturedUpdate | None] = {}  # by the weights that are updated
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Called for a state that is loaded, too."""
         super().__setstate__(state)
-        self._recorded = {}  # what was recorded reads the former state
+        self._captured = {}  # what was captured reads the former state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:
@@ -102,21 +102,21 @@ class Muon(torch.optim.Optimizer):
                 if "momentum_buffer" not in self.state[weight]:
                     self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
             gradients = [weight.grad for weight in weights]
-            if weights[0].device.type in RECORDING:
+            if weights[0].device.type in CAPTURING:
                 self._replay(group, weights, gradients)
             else:
                 self._update(group, weights, gradients, group["lr"])
 
     def _replay(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        """A step of a group's weights: the first one as it is, the second one recorded and, as all others, replayed."""
+        """A step of a group's weights: the first one as it is, the second one captured and, as all others, replayed."""
         which = tuple(map(id, weights))
-        if which not in self._recorded:
+        if which not in self._captured:
             self._update(group, weights, gradients, group["lr"])
-            self._recorded[which] = None
+            self._captured[which] = None
             return
-        recorded = self._recorded[which] or CapturedUpdate(partial(self._update, group, weights), gradients)
-        recorded.replay(gradients, group["lr"])
-        self._recorded[which] = recorded
+        captured = self._captured[which] or CapturedUpdate(partial(self._update, group, weights), gradients)
+        captured.replay(gradients, group["lr"])
+        self._captured[which] = captured
 
     def _update(
         self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor], lr: float | Tensor
@@ -140,7 +140,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class CapturedUpdate:
-    """An update of weights on a CUDA GPU, recorded as a CUDA graph: all but gradients and rate stays as it was.
+    """An update of weights on a CUDA GPU, captured as a CUDA graph: all but gradients and rate stays as it was.
 
     update: called with gradients and the learning rate, (); it has run before, so that libraries are initialised. The
     graph keeps a copy of the gradients, and the memory of the update's own results.
@@ -151,7 +151,7 @@ class CapturedUpdate:
         self.lr = torch.empty((), device=gradients[0].device)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.device_of(self.lr):
-            stream = torch.cuda.Stream()  # the default is on the device that recorded first
+            stream = torch.cuda.Stream()  # the default is on the device that captured first
             # thread_local: threads that load images may go on meanwhile
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 update(self.gradients, self.lr)

@@ -33,8 +33,8 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
     bundle, report = load_weights(name)
     if not (report.named or report.imagenet):
         raise ValueError(f"teacher {name} does not name its classes: give a run on this data, or another named model")
-    known = composed(bundle.class_names)
-    if unknown := [own for own in class_names if composed([own])[0] not in known]:
+    ours, theirs = composed(class_names), composed(bundle.class_names)
+    if unknown := [name for name in ours if name not in theirs]:
         raise ValueError(
             f"teacher {name} does not know {shorten(unknown, 5)}: it answers with {shorten(bundle.class_names, 5)}; "
             "give a model of all these classes, such as a run on this data"
@@ -44,7 +44,7 @@ def load_teacher(recipe: Recipe, class_names: tuple[str, ...]) -> Teacher:
             f"teacher {name} reads images of {bundle.preprocess.channels} channels, and these have "
             f"{recipe.model.channels}: set model.channels={bundle.preprocess.channels}"
         )
-    columns = [known.index(own) for own in composed(class_names)]
+    columns = [theirs.index(name) for name in ours]
     return Teacher(bundle.model, bundle.preprocess, columns, weights_digest(name))
 
 

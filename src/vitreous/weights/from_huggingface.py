@@ -157,7 +157,9 @@ def read_preprocessing(config: dict[str, Any], channels: int = 3) -> Preprocess:
     if "shortest_edge" in size and crop is None:
         raise ValueError("preprocessor_config.json leaves images of different sizes: it cuts out no centre")
     if config.get("resample", 2) not in RESAMPLE:
-        raise ValueError(f"preprocessor_config.json has resample {config['resample']} , not one of {RESAMPLE}")
+        raise ValueError(
+            f"preprocessor_config.json has resample {config['resample']}, not one of {', '.join(map(str, RESAMPLE))}"
+        )
     edge = size.get("shortest_edge")
     whole = (edge, edge) if edge else (size["height"], size["width"])
     target = (crop["height"], crop["width"]) if crop else whole
